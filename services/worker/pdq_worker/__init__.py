@@ -1,0 +1,1 @@
+"""The worker service of pdq."""

@@ -1,0 +1,1 @@
+"""Engines: one contract, one real implementation (vLLM with LMCache), one simulated."""

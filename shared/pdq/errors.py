@@ -1,0 +1,85 @@
+"""Every error pdq raises, named by what the receiver does about it.
+
+PdqError
+├── Rejected            permanent: the request itself is wrong, or must not run; never retried
+│   └── NotDecodable    a message whose body is not what its subject promises
+├── Retryable           the same work may succeed later or elsewhere
+│   ├── Unavailable     the broker, an engine or a tier does not answer in time
+│   └── QueueFull       a queue refuses more work for now
+├── WrongSequence       a compare-and-set write that lost: read again, then decide
+├── Interrupted         the work was told to stop (cancel, deadline, a newer claim, shutdown)
+└── Misconfigured       a process cannot start like this; the message says what to change
+"""
+
+from __future__ import annotations
+
+
+class PdqError(Exception):
+    """Base of all errors of this library. `code` is stable and machine-readable."""
+
+    code = "internal_error"
+
+
+class Rejected(PdqError):
+    """A request that can never succeed.
+
+    `param` names the offending field in OpenAI's style (`messages[0].role`), or is None.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, code: str = "invalid_request", param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class NotDecodable(Rejected):
+    """A message whose bytes are not what its subject promises."""
+
+    def __init__(self, message: str, *, code: str = "not_decodable", param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+
+
+class Retryable(PdqError):
+    """Work that may succeed when tried again, here or by another worker."""
+
+    code = "retryable"
+
+
+class Unavailable(Retryable):
+    """Something pdq depends on did not answer within its bound."""
+
+    code = "unavailable"
+
+
+class QueueFull(Retryable):
+    """A queue is at its limit; `retry_after_s` is a hint, never a promise."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WrongSequence(PdqError):
+    """A compare-and-set publish that expected another last sequence."""
+
+    code = "wrong_sequence"
+
+
+class Interrupted(PdqError):
+    """Running work was told to stop. `cause`: cancelled, expired, fenced, ended or drain."""
+
+    code = "interrupted"
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class Misconfigured(PdqError):
+    """A process cannot start like this; the message says what to change."""
+
+    code = "misconfigured"

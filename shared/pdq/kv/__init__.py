@@ -1,0 +1,1 @@
+"""KV cache: the contract between workers, and the LMCache tiers it travels through."""

@@ -1,0 +1,356 @@
+"""Every struct that crosses a process, in the order a request meets it, and their codecs.
+
+Jobs between services are msgpack. The request log is JSON, so that ten lines in any language can read it.
+Token ids travel as packed little-endian uint32 (`pack_ids`); KV never travels here, only references to it.
+Fields added later have defaults, and decoders ignore fields they do not know, so that versions can meet.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from pdq.errors import NotDecodable
+
+VERSION = 1
+"""Version of every message below. A reader refuses a message of a newer version, by name."""
+
+Order = Literal["prefill-first", "decode-first", "decode-only"]
+Priority = Literal["high", "normal", "low"]
+StageName = Literal["prefill", "decode"]
+FinishReason = Literal["stop", "length"]
+
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian uint32, four bytes each. Raises OverflowError outside 0..2**32-1."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The inverse of `pack_ids`. Raises NotDecodable when the length is not a multiple of four."""
+    if len(data) % 4:
+        raise NotDecodable(f"packed token ids have {len(data)} bytes, not a multiple of 4")
+    ids = array("I")
+    ids.frombytes(data)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens; names and ranges are OpenAI's. `seed` is always set (the router derives one)."""
+
+    max_tokens: int
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """Top log probabilities wanted per token (0 = the sampled token's only); None = none."""
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What prefill says decode can load: the lesser of the tokens stored and the prompt less one, in bytes too."""
+
+    tokens: int = 0
+    bytes: int = 0
+    contract: str = ""
+    cause: str = ""
+    """Why there is no KV, when there is none: `short_prompt`, `store_failed`, `store_late`, ..."""
+
+
+class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prefill"):
+    """Compute the KV of a prompt and make it readable; then publish the handoff (a `DecodeJob`)."""
+
+    v: int = VERSION
+    request: str
+    tenant: str
+    model: str
+    priority: Priority = "normal"
+    deadline: float
+    """Unix time in seconds, from the broker's stored time of the submit message."""
+    prompt: bytes
+    """Packed token ids."""
+    sampling: Sampling
+
+
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decode"):
+    """Generate the answer. With a promise this is the handoff: KV can be read; without, compute it here."""
+
+    v: int = VERSION
+    request: str
+    tenant: str
+    model: str
+    priority: Priority = "normal"
+    deadline: float
+    prompt: bytes
+    sampling: Sampling
+    promise: Promise | None = None
+
+
+Job = PrefillJob | DecodeJob
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as a client sees it: OpenAI's fields."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class KvReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens decode was promised, and tokens its engine loaded from the KV tiers."""
+
+    promised_tokens: int = 0
+    loaded_tokens: int = 0
+
+
+class StageClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stage's part of the register."""
+
+    attempt: int = 0
+    """Claims so far; tokens carry the decode attempt that made them."""
+    owner: str = ""
+    """The worker that holds the newest claim; empty when it was released or is done."""
+    failures: int = 0
+    """Claims that ended in an error or in a dead worker: those bounded by `max_attempts`."""
+
+
+StateEvent = Literal[
+    "accepted",
+    "routed",
+    "claim",
+    "prefilled",
+    "local",
+    "released",
+    "cancelling",
+    "finished",
+    "failed",
+    "cancelled",
+    "expired",
+]
+TERMINAL: frozenset[str] = frozenset({"finished", "failed", "cancelled", "expired"})
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record of `pdq.log.<tenant>.<request>.state`: the event, and the whole register with it.
+
+    Whoever appends names the last record it has read, so the newest record is always the truth and a
+    request has exactly one terminal event, which is its last.
+    """
+
+    v: int = VERSION
+    event: StateEvent
+    nonce: str
+    """Made anew for each write: a writer whose acknowledgement was lost knows its own record by it."""
+    at: float
+    """The writer's clock, Unix seconds: for people; nothing is decided by it."""
+    stage: str = ""
+    """The stage that a `claim`, `released` or `local` is about."""
+    worker: str = ""
+
+    # the register
+    submit_seq: int = 0
+    digest: str = ""
+    """SHA-256 of the submitted body, hex."""
+    trace: str = ""
+    model: str = ""
+    priority: Priority = "normal"
+    deadline: float = 0.0
+    order: str = ""
+    reason: str = ""
+    inputs: dict[str, float] = {}
+    """What the order was decided from."""
+    prefill: StageClaims = StageClaims()
+    decode: StageClaims = StageClaims()
+    promise: Promise | None = None
+    timings_ms: dict[str, float] = {}
+
+    # terminal events
+    finish_reason: str = ""
+    usage: Usage | None = None
+    kv: KvReport | None = None
+    num_tokens: int = 0
+    output_digest: str = ""
+    """SHA-256 over all output token ids, packed, hex: what a reader checks its copy with."""
+    error: ErrorInfo | None = None
+    cause: str = ""
+    """Of a `released`: `error` or `drain`; of a `cancelled`: who asked."""
+
+    @property
+    def ended(self) -> bool:
+        return self.event in TERMINAL
+
+
+class TopLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    token: str
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One token's log probability, in OpenAI's shape."""
+
+    token: str
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One record of `pdq.log.<tenant>.<request>.out`: some tokens of the answer, in order.
+
+    `text` is the delta; `ids` (base64 of packed ids) is the truth. A reader goes by `index`: it drops what
+    it has, holds what is ahead, and ignores records of an attempt that were stored after a newer claim.
+    """
+
+    v: int = VERSION
+    attempt: int
+    choice: int = 0
+    index: int
+    """Index of the first token here, from 0."""
+    text: str
+    ids: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        attempt: int,
+        index: int,
+        ids: Iterable[int],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> Output:
+        packed = base64.b64encode(pack_ids(ids)).decode()
+        return cls(attempt=attempt, index=index, text=text, ids=packed, logprobs=logprobs)
+
+    def token_ids(self) -> list[int]:
+        try:
+            return unpack_ids(base64.b64decode(self.ids, validate=True))
+        except ValueError as exc:
+            raise NotDecodable("output record holds ids that are not base64") from exc
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What operators find in PDQ_DEAD: the message that could not be served, and why."""
+
+    v: int = VERSION
+    stage: str
+    subject: str
+    request: str
+    error: ErrorInfo
+    attempts: int = 0
+    worker: str = ""
+    trace: str = ""
+    at: float = 0.0
+    body: bytes = b""
+    headers: dict[str, str] = {}
+
+
+class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's entry in the PDQ_WORKERS bucket, alive as long as its beats come."""
+
+    v: int = VERSION
+    worker: str
+    stage: StageName
+    model: str
+    contract: str = ""
+    slots: int = 0
+    busy: int = 0
+    at: float = 0.0
+
+
+class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Body of a request to `pdq.read.<tenant>.<request>`: events after a sequence."""
+
+    after: int = 0
+    limit: int = 256
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored record of the log, as a reader gets it: exactly one of `state` and `out` is set."""
+
+    seq: int
+    state: State | None = None
+    out: Output | None = None
+
+
+class ReadPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer of the read endpoint. `more` says that another page follows `events[-1].seq`."""
+
+    v: int = VERSION
+    events: tuple[Event, ...] = ()
+    more: bool = False
+    error: ErrorInfo | None = None
+
+
+class CancelReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer of the cancel endpoint: the state the request is in now."""
+
+    v: int = VERSION
+    state: State | None = None
+    error: ErrorInfo | None = None
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_to_msgpack = msgspec.msgpack.Encoder()
+_to_json = msgspec.json.Encoder()
+
+
+def encode_job(job: Job) -> bytes:
+    return _to_msgpack.encode(job)
+
+
+def decode_job(data: bytes, kind: type[T]) -> T:
+    """A job of the expected kind. Raises NotDecodable, also for a newer version."""
+    try:
+        job = msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise NotDecodable(f"not a {kind.__name__}: {exc}") from exc
+    return _known_version(job)
+
+
+def encode_json(message: Any) -> bytes:
+    return _to_json.encode(message)
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """A JSON record of the expected kind. Raises NotDecodable, also for a newer version."""
+    try:
+        message = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise NotDecodable(f"not a {kind.__name__}: {exc}") from exc
+    return _known_version(message)
+
+
+def _known_version(message: T) -> T:
+    version = getattr(message, "v", VERSION)
+    if version > VERSION:
+        raise NotDecodable(
+            f"{type(message).__name__} has version {version}; this build knows {VERSION}",
+            code="newer_version",
+        )
+    return message

@@ -1,0 +1,298 @@
+"""Names: streams, subjects, durable consumers, and their configurations. No I/O.
+
+A token of a subject that comes from outside (tenant, model slug, request id) matches `TOKEN` or it never
+gets here. Subjects of jobs end in the request: one message per subject is a second guard against double
+work, and a purge by subject drops the job of a cancelled request.
+Configurations are the JSON of JetStream's own API (docs.nats.io, "JetStream API reference").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any, NamedTuple
+
+from pdq.messages import PRIORITIES, Priority, StageName
+
+TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+RESERVED_REQUEST = re.compile(r"s-\d+\Z")
+
+SUBMIT = "PDQ_SUBMIT"
+PREFILL = "PDQ_PREFILL"
+DECODE = "PDQ_DECODE"
+LOG = "PDQ_LOG"
+REAP = "PDQ_REAP"
+DEAD = "PDQ_DEAD"
+WORKERS = "KV_PDQ_WORKERS"
+"""The stream behind the key-value bucket PDQ_WORKERS."""
+
+STAGE_STREAM: dict[StageName, str] = {"prefill": PREFILL, "decode": DECODE}
+ROUTER_CONSUMER = "router"
+REAPER_CONSUMER = "reaper"
+
+LIVE_STATES = "pdq.live.*.*.state"
+CANCEL_ALL = "pdq.cancel.*.*"
+READ_ALL = "pdq.read.*.*"
+
+NANOSECONDS = 1_000_000_000
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` may stand in a subject as one token."""
+    return TOKEN.match(text) is not None
+
+
+def slug(name: str) -> str:
+    """A model name as one subject token: itself if it fits, else a lower-case slug with a hash, so that
+    two names never meet (`org/a.b` and `org/a-b` differ)."""
+    if is_token(name):
+        return name
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower()[:48]
+    return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".strip("-")
+
+
+def submit(tenant: str, model: str) -> str:
+    return f"pdq.submit.{tenant}.{model}"
+
+
+class SubmitSubject(NamedTuple):
+    tenant: str
+    model: str
+
+
+def parse_submit(subject: str) -> SubmitSubject:
+    _, _, tenant, model = subject.split(".")
+    return SubmitSubject(tenant, model)
+
+
+def job(stage: StageName, model: str, priority: Priority, tenant: str, request: str) -> str:
+    return f"pdq.{stage}.{model}.{priority}.{tenant}.{request}"
+
+
+class JobSubject(NamedTuple):
+    stage: str
+    model: str
+    priority: str
+    tenant: str
+    request: str
+
+
+def parse_job(subject: str) -> JobSubject:
+    _, stage, model, priority, tenant, request = subject.split(".")
+    return JobSubject(stage, model, priority, tenant, request)
+
+
+def any_job(stage: StageName, tenant: str, request: str) -> str:
+    """Filter for the job of one request, whatever its model and priority: for a purge."""
+    return f"pdq.{stage}.*.*.{tenant}.{request}"
+
+
+def state(tenant: str, request: str) -> str:
+    return f"pdq.log.{tenant}.{request}.state"
+
+
+def out(tenant: str, request: str) -> str:
+    return f"pdq.log.{tenant}.{request}.out"
+
+
+def log_of(tenant: str, request: str) -> str:
+    """Filter for both subjects of one request's log."""
+    return f"pdq.log.{tenant}.{request}.*"
+
+
+def live(tenant: str, request: str) -> str:
+    """Filter for the live copy of one request's log."""
+    return f"pdq.live.{tenant}.{request}.*"
+
+
+class LogSubject(NamedTuple):
+    tenant: str
+    request: str
+    kind: str
+
+
+def parse_log(subject: str) -> LogSubject:
+    """Of a log subject or of its live copy."""
+    _, _, tenant, request, kind = subject.split(".")
+    return LogSubject(tenant, request, kind)
+
+
+def read(tenant: str, request: str) -> str:
+    return f"pdq.read.{tenant}.{request}"
+
+
+def cancel(tenant: str, request: str) -> str:
+    return f"pdq.cancel.{tenant}.{request}"
+
+
+def dead(stage: str, model: str, tenant: str, request: str) -> str:
+    return f"pdq.dead.{stage}.{model}.{tenant}.{request}"
+
+
+def timer(tenant: str, request: str) -> str:
+    """Where a request's deadline waits; a purge of it stops the timer."""
+    return f"pdq.reap.timer.{tenant}.{request}"
+
+
+def due(tenant: str, request: str) -> str:
+    """Where a deadline arrives once it is due."""
+    return f"pdq.reap.due.{tenant}.{request}"
+
+
+def worker_key(stage: StageName, model: str, worker: str) -> str:
+    return f"$KV.PDQ_WORKERS.{stage}.{model}.{worker}"
+
+
+def workers_of(stage: StageName, model: str) -> str:
+    return f"$KV.PDQ_WORKERS.{stage}.{model}.*"
+
+
+def consumer(model: str, priority: Priority) -> str:
+    """Durable consumer of one model and priority, in the stream of a stage."""
+    return f"{model}-{priority}"
+
+
+class Limits(NamedTuple):
+    """Sizes that `pdq init` gives to the streams."""
+
+    log_age_s: float
+    log_max_bytes: int
+    submit_per_subject: int
+    queue_max_msgs: int
+    queue_max_bytes: int
+    max_msg_bytes: int
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    worker_ttl_s: float
+    replicas: int
+
+
+def streams(limits: Limits) -> list[dict[str, Any]]:
+    """Configuration of every stream, in the order they are made."""
+    age = _ns(limits.log_age_s)
+
+    def stream(name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "subjects": subjects,
+            "storage": "file",
+            "num_replicas": limits.replicas,
+            "discard": "new",
+            "max_msg_size": limits.max_msg_bytes,
+            "duplicate_window": _ns(120),
+            **more,
+        }
+
+    def queue(name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
+        return stream(name, subjects, retention="workqueue", **more)
+
+    def jobs(stage: StageName, room: int) -> dict[str, Any]:
+        return queue(
+            STAGE_STREAM[stage],
+            [f"pdq.{stage}.*.*.*.*"],
+            max_msgs_per_subject=1,
+            discard_new_per_subject=True,
+            max_msgs=limits.queue_max_msgs * room,
+            max_bytes=limits.queue_max_bytes * room,
+        )
+
+    advisories = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.>" for name in (PREFILL, DECODE, SUBMIT)]
+    return [
+        stream(
+            LOG,
+            ["pdq.log.*.*.*"],
+            retention="limits",
+            max_age=age,
+            max_bytes=limits.log_max_bytes,
+            allow_direct=True,
+            # The tenant and the request are taken over from the log's subject.
+            republish={
+                "src": "pdq.log.*.*.*",
+                "dest": "pdq.live.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}",
+            },
+        ),
+        stream(
+            DEAD,
+            ["pdq.dead.*.*.*.*"],
+            retention="limits",
+            max_age=_ns(7 * 86400),
+            max_bytes=limits.queue_max_bytes,
+        ),
+        queue(
+            REAP,
+            ["pdq.reap.timer.*.*", "pdq.reap.due.*.*", *advisories],
+            max_bytes=limits.queue_max_bytes,
+            allow_msg_schedules=True,
+            allow_msg_ttl=True,
+        ),
+        # Decode has more room than prefill, so that a finished prefill is never refused.
+        jobs("decode", 2),
+        jobs("prefill", 1),
+        # Ids of a stream are shared by its tenants, so submits carry none and the window is the least allowed.
+        queue(
+            SUBMIT,
+            ["pdq.submit.*.*"],
+            max_msgs_per_subject=limits.submit_per_subject,
+            discard_new_per_subject=True,
+            max_bytes=limits.queue_max_bytes,
+            duplicate_window=_ns(0.1),
+        ),
+        stream(
+            WORKERS,
+            ["$KV.PDQ_WORKERS.>"],
+            retention="limits",
+            storage="memory",
+            max_msgs_per_subject=1,
+            discard="new",
+            max_age=_ns(limits.worker_ttl_s),
+            max_bytes=64 << 20,
+            allow_direct=True,
+            allow_rollup_hdrs=True,
+            allow_msg_ttl=True,
+            deny_delete=True,
+        ),
+    ]
+
+
+class ConsumerSpec(NamedTuple):
+    stream: str
+    config: dict[str, Any]
+
+
+def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
+    """Configuration of every durable consumer: all exist before any worker, or nobody can scale from zero."""
+
+    def pull(name: str, filter_subject: str) -> dict[str, Any]:
+        return {
+            "durable_name": name,
+            "filter_subject": filter_subject,
+            "ack_policy": "explicit",
+            "deliver_policy": "all",
+            "replay_policy": "instant",
+            "ack_wait": _ns(limits.ack_wait_s),
+            "max_deliver": limits.max_deliver,
+            "max_ack_pending": limits.max_ack_pending,
+        }
+
+    specs = [
+        ConsumerSpec(SUBMIT, pull(ROUTER_CONSUMER, "pdq.submit.*.*")),
+        # Advisories and due timers, but never the timers themselves: the server takes those when due.
+        ConsumerSpec(REAP, _reaper(pull(REAPER_CONSUMER, ""))),
+    ]
+    for stage, stream_name in STAGE_STREAM.items():
+        for model in models:
+            for priority in PRIORITIES:
+                filter_subject = f"pdq.{stage}.{model}.{priority}.*.*"
+                specs.append(ConsumerSpec(stream_name, pull(consumer(model, priority), filter_subject)))
+    return specs
+
+
+def _reaper(config: dict[str, Any]) -> dict[str, Any]:
+    del config["filter_subject"]
+    config["filter_subjects"] = ["pdq.reap.due.*.*", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"]
+    return config
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * NANOSECONDS)
