@@ -54,12 +54,14 @@ class Unavailable(Retryable):
 
 
 class QueueFull(Retryable):
-    """A queue is at its limit; `retry_after_s` is a hint, never a promise."""
+    """A queue is at its limit. `per_subject`: the limit of this one subject, not of the whole stream;
+    `retry_after_s` is a hint, never a promise."""
 
     code = "queue_full"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, per_subject: bool = False, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
+        self.per_subject = per_subject
         self.retry_after_s = retry_after_s
 
 

@@ -222,7 +222,9 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
         queue(
             REAP,
             ["pdq.reap.timer.*.*", "pdq.reap.due.*.*", *advisories],
-            max_bytes=limits.queue_max_bytes,
+            # A stream with schedules cannot refuse new messages. It holds one timer per live request, and
+            # those are bounded by the other streams, so it has no limit at which it would drop a timer.
+            discard="old",
             allow_msg_schedules=True,
             allow_msg_ttl=True,
         ),
@@ -246,6 +248,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             max_msgs_per_subject=1,
             discard="new",
             max_age=_ns(limits.worker_ttl_s),
+            duplicate_window=_ns(0.1),
             max_bytes=64 << 20,
             allow_direct=True,
             allow_rollup_hdrs=True,

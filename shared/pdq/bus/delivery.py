@@ -1,0 +1,57 @@
+"""A message that one worker was handed, and the ways to settle it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pdq.subjects import NANOSECONDS
+
+if TYPE_CHECKING:
+    from pdq.bus.core import Bus
+
+
+class Delivery:
+    """One delivery of a queued message. Settle it exactly once: `ack`, `nak` or `term`."""
+
+    def __init__(self, bus: Bus, subject: str, data: bytes, headers: dict[str, str], reply: str) -> None:
+        self.subject = subject
+        self.data = data
+        self.headers = headers
+        self._bus = bus
+        self._reply = reply
+        # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>; servers may
+        # put a domain and an account before the stream.
+        fields = reply.split(".")
+        offset = 4 if len(fields) > 9 else 2
+        self.stream, self.consumer = fields[offset], fields[offset + 1]
+        self.num_delivered = int(fields[offset + 2])
+        self.seq = int(fields[offset + 3])
+        self.stored_ns = int(fields[offset + 5])
+        """Broker's time at which the message was stored, Unix nanoseconds."""
+
+    @property
+    def stored_s(self) -> float:
+        return self.stored_ns / NANOSECONDS
+
+    async def ack(self) -> None:
+        """Done: the queue forgets the message. A lost ack leads to a redelivery that finds the work done."""
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Give it back, to be delivered again after a delay."""
+        body = b"-NAK"
+        if delay_s > 0:
+            body += b" " + json.dumps({"delay": int(delay_s * NANOSECONDS)}).encode()
+        await self._settle(body)
+
+    async def term(self, reason: str) -> None:
+        """Never deliver it again."""
+        await self._settle(b"+TERM " + reason.encode())
+
+    async def in_progress(self) -> None:
+        """Start the ack wait anew."""
+        await self._settle(b"+WPI")
+
+    async def _settle(self, body: bytes) -> None:
+        await self._bus.send(self._reply, body)

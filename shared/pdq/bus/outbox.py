@@ -1,0 +1,145 @@
+"""Publishing to a stream without awaiting each acknowledgement, and without losing a message.
+
+A plain publish is silently lost when the server is killed or its ingest queue is full; awaiting every
+acknowledgement caps a stream at a few thousand messages a second. So messages carry a reply subject,
+acknowledgements are counted, and what stays unacknowledged for a second, or was in flight when the
+connection broke, is published again in order, from the first such message on. Messages may therefore be
+stored twice: their readers must be able to tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+
+from nats.aio.msg import Msg
+
+from pdq.bus.core import STORE_FULL, Bus
+from pdq.errors import PdqError, QueueFull, Unavailable
+
+RESEND_AFTER_S = 1.0
+TICK_S = 0.25
+MAX_PENDING = 1_000
+"""Messages of one channel that may wait for their acknowledgement before `send` waits too."""
+
+
+class Outbox:
+    """All counted publishing of one process: one reply subscription, one task. `start`, then `channel`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._inbox = bus.inbox()
+        self._channels: dict[str, Channel] = {}
+        self._made = 0
+        self._resend_all = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._bus.subscribe(f"{self._inbox}.*.*", self._on_ack)
+        self._bus.on_reconnect(self._resend_all.set)
+        self._task = asyncio.create_task(self._watch(), name="outbox")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def channel(self, subject: str) -> Channel:
+        """A channel to one subject; close it when done."""
+        self._made += 1
+        name = str(self._made)
+        channel = Channel(self, subject, f"{self._inbox}.{name}")
+        self._channels[name] = channel
+        return channel
+
+    def forget(self, channel: Channel) -> None:
+        self._channels.pop(channel.reply.rpartition(".")[2], None)
+
+    async def transmit(self, subject: str, data: bytes, reply: str) -> None:
+        """Publish if connected; otherwise the reconnect will."""
+        if self._bus.connected:
+            with contextlib.suppress(Unavailable):
+                await self._bus.send(subject, data, reply=reply)
+
+    async def _on_ack(self, message: Msg) -> None:
+        _, _, rest = message.subject.partition(self._inbox + ".")
+        name, _, number = rest.partition(".")
+        channel = self._channels.get(name)
+        if channel is not None:
+            channel.acknowledge(int(number), message.data, dict(message.headers or {}))
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._resend_all.wait(), TICK_S)
+            overdue = time.monotonic() - (0 if self._resend_all.is_set() else RESEND_AFTER_S)
+            self._resend_all.clear()
+            for channel in list(self._channels.values()):
+                await channel.resend(overdue)
+
+
+class Channel:
+    """Messages to one subject, in order."""
+
+    def __init__(self, outbox: Outbox, subject: str, reply: str) -> None:
+        self.reply = reply
+        self._outbox = outbox
+        self._subject = subject
+        self._sent = 0
+        self._pending: dict[int, tuple[float, bytes]] = {}
+        self._changed = asyncio.Event()
+        self._error: PdqError | None = None
+
+    async def send(self, data: bytes) -> None:
+        """Publish; returns before it is acknowledged. Raises what a former message failed with."""
+        self._raise()
+        if len(self._pending) >= MAX_PENDING:
+            await self.flush(RESEND_AFTER_S * 10)
+        number = self._sent
+        self._sent += 1
+        self._pending[number] = (time.monotonic(), data)
+        await self._outbox.transmit(self._subject, data, f"{self.reply}.{number}")
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until everything is stored. Raises Unavailable after `timeout_s`, or QueueFull."""
+        give_up = time.monotonic() + timeout_s
+        while self._pending:
+            self._raise()
+            self._changed.clear()
+            left = give_up - time.monotonic()
+            if left <= 0:
+                raise Unavailable(f"{len(self._pending)} messages to {self._subject} are not acknowledged")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        self._raise()
+
+    def close(self) -> None:
+        self._outbox.forget(self)
+
+    def acknowledge(self, number: int, data: bytes, headers: dict[str, str]) -> None:
+        """Take the stream's answer to one message. Anything but a yes or a definite no is tried again."""
+        if headers.get("Status") == "503":
+            return
+        error = json.loads(data).get("error")
+        if error is not None and error.get("err_code") != STORE_FULL:
+            return
+        if error is not None:
+            self._error = QueueFull(f"{self._subject}: {error.get('description')}")
+        self._pending.pop(number, None)
+        self._changed.set()
+
+    async def resend(self, sent_before: float) -> None:
+        """Publish again all that is pending, if the oldest was sent before a time."""
+        if not self._pending or next(iter(self._pending.values()))[0] > sent_before:
+            return
+        now = time.monotonic()
+        for number, (_, data) in list(self._pending.items()):
+            if number in self._pending:
+                self._pending[number] = (now, data)
+                await self._outbox.transmit(self._subject, data, f"{self.reply}.{number}")
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,11 @@
+"""The request log: the single truth about a request, tokens included.
+
+Two subjects per request in one stream: `state` is a register written by compare-and-set, `out` is the
+output, published with counted acknowledgements. Readers follow the live copy and resume by sequence.
+"""
+
+from pdq.log.output import OutputWriter
+from pdq.log.register import Entry, RequestLog
+from pdq.log.transcript import Transcript
+
+__all__ = ["Entry", "OutputWriter", "RequestLog", "Transcript"]

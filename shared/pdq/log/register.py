@@ -1,0 +1,115 @@
+"""`state`: the register of a request, and reading its log.
+
+Every record names the last one its writer has read, so of two writers one is refused, reads again and
+decides anew. Nothing follows a terminal record; there is exactly one. Each write carries a nonce, by which
+a writer whose acknowledgement was lost knows its own record.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pdq import subjects
+from pdq.bus import Bus, Stored
+from pdq.errors import Unavailable, WrongSequence
+from pdq.messages import Event, Output, ReadPage, State, StateEvent, decode_json, encode_json
+
+MAX_TRIES = 20
+"""Compare-and-set rounds before giving up: each lost round means that somebody else made progress."""
+MAX_PAGE = 1_000
+
+
+class Entry(NamedTuple):
+    """A stored state record and its sequence in the log."""
+
+    seq: int
+    state: State
+
+
+Change = Callable[[Entry | None], State | None]
+"""Given the newest record, the record to append; None: nothing to do."""
+
+
+class RequestLog:
+    """The log of all requests, over one Bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def current(self, tenant: str, request: str) -> Entry | None:
+        """The newest state record, never stale; None when there is none (unknown, purged or too old)."""
+        stored = await self._bus.last(subjects.LOG, subjects.state(tenant, request))
+        return None if stored is None else Entry(stored.seq, decode_json(stored.data, State))
+
+    async def append(self, tenant: str, request: str, after: Entry | None, state: State) -> Entry:
+        """Append one record right after `after` (None: as the first). Raises WrongSequence or Unavailable."""
+        try:
+            ack = await self._bus.publish(
+                subjects.state(tenant, request), encode_json(state), expect_last=after.seq if after else 0
+            )
+            return Entry(ack.seq, state)
+        except WrongSequence:
+            newest = await self.current(tenant, request)
+            if newest is not None and newest.state.nonce == state.nonce:
+                return newest
+            raise
+
+    async def update(self, tenant: str, request: str, change: Change) -> Entry | None:
+        """Read, decide and append until it holds; returns the newest record.
+
+        `change` sees every record that got in between and may decide otherwise each time.
+        Raises Unavailable when others always win, which many rounds make absurd.
+        """
+        for _ in range(MAX_TRIES):
+            newest = await self.current(tenant, request)
+            state = change(newest)
+            if state is None:
+                return newest
+            try:
+                return await self.append(tenant, request, newest, state)
+            except WrongSequence:
+                continue
+        raise Unavailable(f"request {request}: its state changed {MAX_TRIES} times while it was being written")
+
+    async def read(self, tenant: str, request: str, *, after: int = 0, limit: int = 256) -> ReadPage:
+        """One page of a request's events after a sequence, in stream order."""
+        limit = max(1, min(limit, MAX_PAGE))
+        stored = await self._bus.read(subjects.LOG, subjects.log_of(tenant, request), after=after, limit=limit)
+        return ReadPage(events=tuple(map(to_event, stored)), more=len(stored) == limit)
+
+    async def read_up_to(self, tenant: str, request: str, seq: int) -> list[Event]:
+        """All events up to and including `seq`, which must be one of this request's own records.
+
+        Raises Unavailable when that record is not there (yet): then something before it may be missing too.
+        """
+        events: list[Event] = []
+        while not events or events[-1].seq < seq:
+            page = await self.read(tenant, request, after=events[-1].seq if events else 0, limit=MAX_PAGE)
+            if not page.events:
+                raise Unavailable(f"request {request}: record {seq} of its log cannot be read yet")
+            events.extend(page.events)
+        return [event for event in events if event.seq <= seq]
+
+
+def first(event: StateEvent, **fields: Any) -> State:
+    """A record that begins a register."""
+    return State(event=event, nonce=secrets.token_hex(8), at=time.time(), **fields)
+
+
+def follow(state: State, event: StateEvent, **changes: Any) -> State:
+    """The record after `state`: the same register with changes. What is said of one event only is reset."""
+    once = {"stage": "", "worker": "", "cause": ""}
+    made = {"event": event, "nonce": secrets.token_hex(8), "at": time.time()}
+    return msgspec.structs.replace(state, **(once | made | changes))
+
+
+def to_event(stored: Stored) -> Event:
+    """A stored record as a reader gets it. Raises NotDecodable."""
+    if subjects.parse_log(stored.subject).kind == "state":
+        return Event(seq=stored.seq, state=decode_json(stored.data, State))
+    return Event(seq=stored.seq, out=decode_json(stored.data, Output))

@@ -1,0 +1,64 @@
+"""A real nats-server with JetStream for tests: started on a free port with a store of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_binary() -> str:
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    assert found, "nats-server is not installed: run `make setup`"
+    return found
+
+
+class Broker:
+    """`start`, `kill` (SIGKILL, the store is kept), `start` again; `stop` at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        config = self.directory / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{self.port}"\n'
+            f'jetstream {{ store_dir: "{self.directory / "store"}", max_mem: 256MB, max_file: 20GB }}\n'
+        )
+        with open(self.directory / "nats.log", "ab") as out:
+            self.process = subprocess.Popen([server_binary(), "-c", str(config)], stdout=out, stderr=out)
+        give_up = time.monotonic() + 10
+        while time.monotonic() < give_up:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"nats-server did not start: {(self.directory / 'nats.log').read_text()}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(10)
