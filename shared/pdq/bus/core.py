@@ -38,16 +38,24 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
 
 Callback = Callable[[Msg], Awaitable[None]]
+StoredCallback = Callable[["Stored"], None]
+Responder = Callable[[str, bytes], Awaitable[bytes]]
+"""Answers a request: its subject and payload, to the payload of the answer."""
 
 
 class Stored(NamedTuple):
-    """A message read back from a stream."""
+    """A message read back from a stream, or a live copy of it."""
 
     subject: str
     seq: int
     data: bytes
     headers: dict[str, str]
-    time_s: float
+    time_s: float = 0.0
+
+    @property
+    def seq_before(self) -> int:
+        """Of a live copy: sequence of the message before it on the same subject, 0 if it is the first."""
+        return int(self.headers.get("Nats-Last-Sequence", "0"))
 
 
 class Ack(NamedTuple):
@@ -187,6 +195,32 @@ class Bus:
             await asyncio.sleep(0)
             await self._nc.flush(timeout=API_TIMEOUT_S)
         return subscription
+
+    async def follow(self, subject: str, callback: StoredCallback) -> Subscription:
+        """Live copies of a stream's messages, in stream order."""
+
+        async def take(message: Msg) -> None:
+            headers = dict(message.headers or {})
+            if "Nats-Sequence" in headers:
+                callback(Stored(message.subject, int(headers["Nats-Sequence"]), bytes(message.data), headers))
+
+        return await self.subscribe(subject, take)
+
+    async def serve(self, subject: str, queue: str, answer: Responder) -> Subscription:
+        """Answer requests to a subject, one of a queue group; requests are answered concurrently."""
+        running: set[asyncio.Task[None]] = set()
+
+        async def reply(message: Msg) -> None:
+            with contextlib.suppress(Unavailable):
+                await self.send(message.reply, await answer(message.subject, bytes(message.data)))
+
+        async def take(message: Msg) -> None:
+            if message.reply:
+                task = asyncio.create_task(reply(message))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+        return await self.subscribe(subject, take, queue=queue)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
@@ -470,8 +504,3 @@ def _parse_headers(raw: bytes) -> dict[str, str]:
         if found:
             headers[name.strip()] = value.strip()
     return headers
-
-
-def live_sequence(headers: dict[str, str]) -> tuple[int, int]:
-    """Of a republished message: its sequence, and that of the message before it on the same subject."""
-    return int(headers["Nats-Sequence"]), int(headers.get("Nats-Last-Sequence", "0"))
