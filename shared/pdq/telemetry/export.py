@@ -1,0 +1,157 @@
+"""Where spans go: an OpenTelemetry collector over HTTP, and a file of OTLP JSON.
+
+Both run in the thread of a batch processor. A destination that fails costs spans, never a request, and
+one line of log when it begins to fail and one when it recovers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from pdq import otlp
+from pdq.errors import Misconfigured
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""OpenTelemetry's own variables, the more specific first; this and the SDK read them."""
+
+NOISY = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal", "opentelemetry.trace.span")
+"""Loggers that repeat themselves while a collector is down, or quote headers that a client sent."""
+
+_CONTEXT_KNOWN, _REMOTE = 0x100, 0x200
+"""OTLP's span flags: it is known whether the parent is remote, and it is."""
+
+
+class Announced(SpanExporter):
+    """An exporter whose failing and recovering are logged once each."""
+
+    def __init__(self, inner: SpanExporter, destination: str) -> None:
+        self._inner = inner
+        self._destination = destination
+        self._failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._inner.export(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        if failed and not self._failing:
+            log.warning("spans are lost until they can be exported again", extra={"destination": self._destination})
+        elif self._failing and not failed:
+            log.info("spans are exported again", extra={"destination": self._destination})
+        self._failing = failed
+        return result
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+
+class FileExporter(SpanExporter):
+    """Appends each batch as one line. Several processes may share a file, and it may be moved away."""
+
+    def __init__(self, path: str) -> None:
+        """Raises Misconfigured when the file cannot be written."""
+        self._path = path
+        try:
+            os.close(self._open())
+        except OSError as exc:
+            raise Misconfigured(f"PDQ_TRACE_FILE: cannot write {path}: {exc.strerror}") from exc
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            self._append(otlp.encode(export_request(spans)) + b"\n")
+        except OSError:
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def _append(self, line: bytes) -> None:
+        descriptor = self._open()
+        try:
+            # One write: lines of other processes stay whole. A full disk can cut it; readers skip such lines.
+            if os.write(descriptor, line) < len(line):
+                os.write(descriptor, b"\n")
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def quiet_sdk() -> None:
+    """Silence what `Announced` says once, and what would let a client write to the log."""
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def collector(environ: Mapping[str, str]) -> SpanExporter | None:
+    """An exporter over OTLP/HTTP when a collector's endpoint is set. Raises Misconfigured."""
+    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
+    if not endpoint:
+        return None
+    # Imported only when used: it takes longer than all else a command line does.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    try:
+        return Announced(OTLPSpanExporter(), endpoint.rpartition("@")[2])
+    except ValueError as exc:
+        raise Misconfigured(f"one of OpenTelemetry's OTEL_EXPORTER_OTLP_* variables is wrong: {exc}") from exc
+
+
+def export_request(spans: Iterable[ReadableSpan]) -> otlp.ExportRequest:
+    """OTLP's form of spans, of which those of one resource are in a row."""
+    groups = ((found[0].resource, found) for _, each in groupby(spans, lambda s: id(s.resource)) if (found := [*each]))
+    return otlp.ExportRequest(
+        resource_spans=tuple(
+            otlp.ResourceSpans(
+                resource=otlp.Resource(attributes=otlp.attributes(resource.attributes)),
+                scope_spans=(otlp.ScopeSpans(scope=_scope(found[0]), spans=tuple(map(_wire, found))),),
+            )
+            for resource, found in groups
+        )
+    )
+
+
+def _scope(span: ReadableSpan) -> otlp.Scope:
+    scope = span.instrumentation_scope
+    return otlp.Scope(name=scope.name, version=scope.version or "") if scope else otlp.Scope()
+
+
+def _wire(span: ReadableSpan) -> otlp.WireSpan:
+    context = span.context or trace.INVALID_SPAN_CONTEXT
+    return otlp.WireSpan(
+        trace_id=trace.format_trace_id(context.trace_id),
+        span_id=trace.format_span_id(context.span_id),
+        trace_state=context.trace_state.to_header(),
+        parent_span_id=trace.format_span_id(span.parent.span_id) if span.parent else "",
+        flags=_flags(context, span.parent),
+        name=span.name,
+        kind=span.kind.value + 1,
+        start_time_unix_nano=str(span.start_time or 0),
+        end_time_unix_nano=str(span.end_time or 0),
+        attributes=otlp.attributes(span.attributes or {}),
+        events=tuple(
+            otlp.SpanEvent(time_unix_nano=str(e.timestamp), name=e.name, attributes=otlp.attributes(e.attributes or {}))
+            for e in span.events
+        ),
+        links=tuple(map(_link, span.links)),
+        status=otlp.SpanStatus(message=span.status.description or "", code=span.status.status_code.value),
+    )
+
+
+def _link(link: trace.Link) -> otlp.SpanLink:
+    return otlp.SpanLink(
+        trace_id=trace.format_trace_id(link.context.trace_id),
+        span_id=trace.format_span_id(link.context.span_id),
+        trace_state=link.context.trace_state.to_header(),
+        flags=_flags(link.context, link.context),
+    )
+
+
+def _flags(context: trace.SpanContext, parent: trace.SpanContext | None) -> int:
+    return context.trace_flags | _CONTEXT_KNOWN | (_REMOTE if parent and parent.is_remote else 0)

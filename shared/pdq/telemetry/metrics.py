@@ -1,0 +1,134 @@
+"""Prometheus metrics of one service, in a registry of its own.
+
+Label values are bounded, whatever clients send: a model that models.toml does not know counts as `other`,
+and so does a reason beyond the first few dozen. Requests, tenants and workers are never labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from pdq import __version__
+from pdq.messages import TERMINAL, Order
+from pdq.telemetry.spans import PhaseLike
+
+OTHER = "other"
+NONE = "none"
+"""The order of a request that ended before one was chosen."""
+
+MAX_VALUES = 48
+"""Distinct values that a label without a fixed set can take."""
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_MS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_WORD = re.compile(r"[a-z0-9_]{1,40}\Z")
+
+
+class Label:
+    """The values one label may take: a fixed set, or the first `MAX_VALUES` plain words that come."""
+
+    def __init__(self, known: Iterable[str] | None = None) -> None:
+        self._known = set(known or ())
+        self._open = known is None
+
+    def of(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if not self._open or len(self._known) >= MAX_VALUES or not _WORD.match(value):
+            return OTHER
+        self._known.add(value)
+        return value
+
+
+class Metrics:
+    """What a service counts. `models`: the slugs of models.toml. Safe from any thread."""
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._model = Label(models)
+        self._order = Label((*get_args(Order), NONE))
+        self._outcome = Label(TERMINAL)
+        self._stage = Label()
+        self._reason = Label()
+        self._stat = Label()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        self._requests = counter("pdq_requests", "Requests that ended here, by how.", "model", "order", "outcome")
+        self._decisions = counter("pdq_route_decisions", "Orders chosen, and why.", "order", "reason")
+        self._redeliveries = counter("pdq_redeliveries", "Jobs delivered more than once.", "stage")
+        self._dead = counter("pdq_dead_letters", "Messages given up.", "stage", "reason")
+        self._promised = counter("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
+        self._loaded = counter("pdq_kv_loaded_tokens", "Tokens whose KV decode loaded from the tiers.")
+        self._durations = seconds("pdq_stage_duration_seconds", "Time in a stage or in a part of it.", _MS, "stage")
+        self._waits = seconds("pdq_queue_wait_seconds", "From stored by the broker to delivered.", _MS, "stage")
+        self._ttft = seconds("pdq_ttft_seconds", "From the submit's stored time to the first token.", _TTFT)
+        self._tpot = seconds("pdq_tpot_seconds", "Time per output token after the first.", _TPOT)
+        self._busy = Gauge("pdq_worker_busy_slots", "Requests being worked on.", registry=registry)
+        self._slots = Gauge("pdq_worker_slots", "Requests that can be worked on at one time.", registry=registry)
+        self._engine = Gauge("pdq_engine_stat", "What the engine reports of itself.", ("stat",), registry=registry)
+        self._info = Info("pdq_worker", "Who this is.", registry=registry)
+
+    def ended(self, model: str, order: str, outcome: str) -> None:
+        """A terminal event was written here. `order` may be empty: none had been chosen."""
+        self._requests.labels(self._model.of(model), self._order.of(order or NONE), self._outcome.of(outcome)).inc()
+
+    def routed(self, order: str, reason: str) -> None:
+        self._decisions.labels(self._order.of(order), self._reason.of(reason)).inc()
+
+    def redelivered(self, stage: str) -> None:
+        self._redeliveries.labels(self._stage.of(stage)).inc()
+
+    def dead_letter(self, stage: str, reason: str) -> None:
+        self._dead.labels(self._stage.of(stage), self._reason.of(reason)).inc()
+
+    def kv(self, promised_tokens: int, loaded_tokens: int) -> None:
+        self._promised.inc(promised_tokens)
+        self._loaded.inc(loaded_tokens)
+
+    def stage(self, stage: str, seconds: float) -> None:
+        self._durations.labels(self._stage.of(stage.replace(".", "_"))).observe(seconds)
+
+    def phase(self, phase: PhaseLike) -> None:
+        """A part of a stage: `kv.store` counts as stage `kv_store`."""
+        self.stage(phase.name, max(0, phase.end_ns - phase.start_ns) / 1e9)
+
+    def queue_wait(self, stage: str, seconds: float) -> None:
+        self._waits.labels(self._stage.of(stage)).observe(seconds)
+
+    def ttft(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def tpot(self, seconds: float) -> None:
+        self._tpot.observe(seconds)
+
+    def slots(self, busy: int, slots: int) -> None:
+        self._busy.set(busy)
+        self._slots.set(slots)
+
+    def worker(self, role: str, model: str, engine: str = "") -> None:
+        """Say who this is: `pdq_worker_info{role,model,engine,version} 1`."""
+        self._info.info({"role": role, "model": self._model.of(model), "engine": engine, "version": __version__})
+
+    def engine(self, stats: Mapping[str, Any]) -> None:
+        """Numbers that the engine reports; whatever is not a number is left out."""
+        for name, value in stats.items():
+            if isinstance(value, bool | int | float):
+                self._engine.labels(self._stat.of(name)).set(value)
+
+    def text(self) -> bytes:
+        """Prometheus text, of type `CONTENT_TYPE`."""
+        return generate_latest(self.registry)

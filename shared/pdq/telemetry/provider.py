@@ -1,0 +1,179 @@
+"""The tracer of one process: where its spans begin, and where they go."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind
+
+from pdq import __version__, subjects
+from pdq.errors import Misconfigured
+from pdq.otlp import Value
+from pdq.telemetry import context, export
+from pdq.telemetry.spans import Span, StageSpan
+
+CLOSE_S = 3.0
+FILE_DELAY_MS = 100
+"""How long a span waits for its line in the file: `pdq trace` reads it right after the answer."""
+
+MAX_ATTRIBUTE = 1024
+"""Characters kept of an attribute's value."""
+
+
+class TraceSettings(Protocol):
+    """`pdq.settings.TelemetrySettings` has this shape."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def sample(self) -> float: ...
+
+
+class Telemetry:
+    """Begins the spans of one process. With neither a collector nor a file it makes none, and hands the
+    caller's trace context on as it came."""
+
+    def __init__(self, service: str, sample: float, instance: str, exporters: list[tuple[SpanExporter, int | None]]):
+        """`exporters`: each with the delay of its batches in ms; None is OpenTelemetry's default."""
+        self._on = bool(exporters)
+        self._ids = context.TraceIds()
+        self._provider = TracerProvider(
+            sampler=ParentBased(_ratio(sample)),
+            resource=Resource.create(_identity(service, instance)),
+            id_generator=self._ids,
+            span_limits=SpanLimits(max_attribute_length=MAX_ATTRIBUTE),
+            shutdown_on_exit=False,
+        )
+        self._exporters = [exporter for exporter, _ in exporters]
+        for exporter, delay_ms in exporters:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+        self._tracer = self._provider.get_tracer("pdq", __version__)
+
+    @classmethod
+    def start(
+        cls, service: str, settings: TraceSettings, instance: str, environ: Mapping[str, str] = os.environ
+    ) -> Telemetry:
+        """Spans of `service` (`router`, `prefill`, ...) go to `settings.file` and to the collector that
+        OpenTelemetry's own variables name, if any. Raises Misconfigured."""
+        export.quiet_sdk()
+        exporters: list[tuple[SpanExporter, int | None]] = []
+        if settings.file:
+            exporters.append((export.Announced(export.FileExporter(settings.file), settings.file), FILE_DELAY_MS))
+        if (collector := export.collector(environ)) is not None:
+            exporters.append((collector, None))
+        return cls(service, settings.sample, instance, exporters)
+
+    def submit(self, request: str, tenant: str, model: str, headers: Mapping[str, str] | None = None) -> Span:
+        """The root of a request's trace, made by its client; it ends when the answer does.
+
+        `headers` may hold the context of a trace that the client's own caller began.
+        """
+        parent = context.extract(headers or {})
+        if self._passes_by(parent):
+            return Span(self._tracer, trace.NonRecordingSpan(parent))
+        attributes = {
+            **_messaging("send", subjects.SUBMIT),
+            **_named(request=request, tenant=tenant, model=model),
+        }
+        begun = self._tracer.start_span("submit", context.under(parent), SpanKind.PRODUCER, attributes)
+        return Span(self._tracer, begun)
+
+    def process(
+        self,
+        stage: str,
+        destination: str,
+        headers: Mapping[str, str] | None,
+        *,
+        request: str,
+        worker: str,
+        stored_ns: int,
+        tenant: str = "",
+        model: str = "",
+        attempt: int = 0,
+        message_id: str = "",
+        deliveries: int = 0,
+    ) -> StageSpan:
+        """One job at one stage, from its delivery (now) until `end`.
+
+        The message's context is its parent and its link. A child `queue` lasts from `stored_ns`, the
+        broker's stored time in Unix nanoseconds, until now. What is not known yet (attempt, tenant) may be
+        left out and set later.
+        """
+        now_ns = time.time_ns()
+        wait_ns = max(0, now_ns - stored_ns) if stored_ns else 0
+        parent = context.extract(headers or {})
+        if self._passes_by(parent):
+            return StageSpan(self._tracer, trace.NonRecordingSpan(parent), wait_ns / 1e9)
+        attributes = {
+            **_messaging("process", destination),
+            **_named(request=request, tenant=tenant, model=model),
+            **_known({"messaging.message.id": message_id, "messaging.nats.delivery_attempt": deliveries}),
+            **_known({"pdq.worker.id": worker, "pdq.attempt": attempt, "pdq.stage": stage}),
+        }
+        with self._ids.of(destination, request, stored_ns):
+            begun = self._tracer.start_span(
+                stage if stage == "route" else f"process {stage}",
+                context.under(parent),
+                SpanKind.CONSUMER,
+                attributes,
+                [trace.Link(parent)] if parent.is_valid else None,
+                start_time=now_ns,
+            )
+        span = StageSpan(self._tracer, begun, wait_ns / 1e9)
+        if wait_ns:
+            span.child("queue", stored_ns, now_ns)
+        return span
+
+    def close(self, bound_s: float = CLOSE_S) -> None:
+        """Write what has ended, for at most `bound_s`; what cannot be written by then is lost. Blocks."""
+        closing = threading.Thread(target=self._provider.shutdown, name="telemetry-close", daemon=True)
+        closing.start()
+        closing.join(bound_s)
+        if closing.is_alive():
+            for exporter in self._exporters:
+                exporter.shutdown()
+
+    def _passes_by(self, parent: trace.SpanContext) -> bool:
+        """Whether there is nothing to record: not even the attributes are built then."""
+        return not self._on or (parent.is_valid and not parent.trace_flags.sampled)
+
+
+def _ratio(sample: float) -> TraceIdRatioBased:
+    if not 0.0 <= sample <= 1.0:
+        raise Misconfigured(f"PDQ_TRACE_SAMPLE is {sample:g}: it must be from 0 to 1")
+    return TraceIdRatioBased(sample)
+
+
+def _identity(service: str, instance: str) -> dict[str, str]:
+    return {
+        "service.namespace": "pdq",
+        "service.name": f"pdq-{service}",
+        "service.version": __version__,
+        "service.instance.id": instance,
+    }
+
+
+def _messaging(operation: str, destination: str) -> dict[str, Value]:
+    return {
+        "messaging.system": "nats",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": destination,
+    }
+
+
+def _named(request: str, tenant: str, model: str) -> dict[str, Value]:
+    return _known({"pdq.request.id": request, "pdq.tenant": tenant, "pdq.model": model, "gen_ai.request.model": model})
+
+
+def _known(attributes: dict[str, str | int]) -> dict[str, Value]:
+    return {name: value for name, value in attributes.items() if value}
