@@ -1,0 +1,64 @@
+# `make help` lists the targets. Everything works from a fresh clone: each target sets up what it needs.
+
+# The engine set: `cpu`, or `gpu` on a machine with a GPU.
+ENGINE ?= cpu
+# A directory or an index with CPU builds of torch, where pip is not configured for one.
+TORCH_INDEX ?=
+export TORCH_INDEX
+
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	$$p -c '$(SUPPORTED)' 2>/dev/null && { echo $$p; break; }; done)
+
+BIN := .venv/bin
+# Named for the content of what it installs: a clone or a branch switch with the same lock sets up nothing again.
+INPUTS := infra/locks/$(ENGINE).lock infra/locks/uv.txt infra/setup/install.py pyproject.toml
+STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d' ' -f1)
+
+# Without bytecode an engine starts twice as slowly; some shells turn it off.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test test-fast lint up down lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) model ## install everything into .venv and fetch the model (ENGINE=gpu for a GPU machine)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "pdq needs Python 3.11, 3.12 or 3.13: none is on the PATH (PYTHON=... names one)" >&2; exit 1; }
+	@$(PYTHON) infra/setup/install.py $(ENGINE)
+	@rm -f .venv/pdq-$(ENGINE)-* && touch $@
+
+model: $(STAMP)
+	@$(BIN)/python -m pdq.model fetch >/dev/null
+
+demo: setup ## one request through prefill and decode, on real parts, with its trace
+	@$(BIN)/python -m pdq.demo
+
+test: setup lint ## everything that must pass: the checks of `lint`, then all tests
+	$(BIN)/pytest
+
+test-fast: setup ## the tests that need no engine: seconds, not minutes
+	$(BIN)/pytest -m "not engine"
+
+lint: $(STAMP) ## formatting, lint, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy infra/setup/install.py infra/setup/lock.py
+	$(BIN)/lint-imports
+
+up: setup ## the local stack, in the foreground (Ctrl-C ends it)
+	@$(BIN)/pdq up
+
+down: ## end a local stack that runs in the background
+	@$(BIN)/pdq down
+
+lock: $(STAMP) ## resolve infra/locks again from pyproject.toml (UPGRADE=--upgrade takes newer versions)
+	$(BIN)/python infra/setup/lock.py $(UPGRADE)
+
+clean: ## remove .venv, caches and build output; the model in ~/.pdq stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find shared services tests infra -name __pycache__ -type d -prune -exec rm -rf {} +
