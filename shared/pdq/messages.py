@@ -174,6 +174,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     # the register
     submit_seq: int = 0
+    submitted: float = 0.0
+    """The broker's stored time of the submit message, Unix seconds."""
     digest: str = ""
     """SHA-256 of the submitted body, hex."""
     trace: str = ""

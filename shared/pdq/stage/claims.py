@@ -1,0 +1,95 @@
+"""What a worker may do with a job, decided from the request's newest state. Pure.
+
+Claims fence only their own stage. Once a request is routed, its tokens and its normal end belong to the
+newest decode claim; a prefill owner may end a request only while no decode claim stands; a cancel or a
+deadline always may.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdq.log import Entry, follow
+from pdq.messages import ErrorInfo, StageClaims, StageName, State
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """There is nothing to do: acknowledge the job and forget it."""
+
+    reason: str
+
+
+class End(msgspec.Struct, frozen=True):
+    """The request ends here: append this terminal record."""
+
+    state: State
+    dead_letter: bool = False
+
+
+class Resend(msgspec.Struct, frozen=True):
+    """Prefill was done by an earlier claim: only its handoff may be missing."""
+
+    state: State
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """The stage is ours once this record is stored."""
+
+    state: State
+
+
+Verdict = Drop | End | Resend | Claim
+
+
+def of_stage(state: State, stage: StageName) -> StageClaims:
+    return state.prefill if stage == "prefill" else state.decode
+
+
+def with_stage(state: State, stage: StageName, claims: StageClaims) -> State:
+    if stage == "prefill":
+        return msgspec.structs.replace(state, prefill=claims)
+    return msgspec.structs.replace(state, decode=claims)
+
+
+def judge(newest: Entry | None, stage: StageName, worker: str, now: float, max_attempts: int) -> Verdict:
+    """What to do with a job that was just delivered. `now`: Unix seconds."""
+    if newest is None:
+        return Drop("no state: purged, or too old")
+    state = newest.state
+    if state.ended:
+        return Drop(f"already {state.event}")
+    if state.event == "cancelling":
+        return End(follow(state, "cancelled", cause=state.cause))
+    if state.deadline and now >= state.deadline:
+        return End(expired(state, f"waiting for {stage}"))
+    if stage == "prefill" and (state.promise is not None or state.decode.attempt):
+        return Drop("decode has it") if state.decode.attempt else Resend(state)
+    return _claim(state, stage, worker, max_attempts)
+
+
+def _claim(state: State, stage: StageName, worker: str, max_attempts: int) -> Verdict:
+    before = of_stage(state, stage)
+    # An owner still named here neither finished nor released: it died, or lost its claim.
+    failures = before.failures + (1 if before.owner else 0)
+    if failures >= max_attempts:
+        message = f"{stage} failed {failures} times; the last owner was {before.owner or 'released'}"
+        return End(failed(state, ErrorInfo(code="too_many_attempts", message=message)), dead_letter=True)
+    claims = StageClaims(attempt=before.attempt + 1, owner=worker, failures=failures)
+    return Claim(with_stage(follow(state, "claim", stage=stage, worker=worker), stage, claims))
+
+
+def owns(newest: Entry | None, stage: StageName, attempt: int) -> str:
+    """Whether an attempt may still write: empty if so, else why not (`ended` or `fenced`)."""
+    if newest is None or newest.state.ended:
+        return "ended"
+    claims = of_stage(newest.state, stage)
+    return "" if claims.attempt == attempt and claims.owner else "fenced"
+
+
+def failed(state: State, error: ErrorInfo) -> State:
+    return follow(state, "failed", error=error)
+
+
+def expired(state: State, where: str) -> State:
+    error = ErrorInfo(code="deadline_exceeded", message=f"the deadline passed while {where}")
+    return follow(state, "expired", error=error)

@@ -1,0 +1,29 @@
+"""Publishing jobs: deterministic ids, and what counts as success."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pdq import subjects
+from pdq.bus import Bus
+from pdq.errors import QueueFull
+from pdq.messages import Job, PrefillJob, StageName, encode_job
+
+
+def stage_of(job: Job) -> StageName:
+    return "prefill" if isinstance(job, PrefillJob) else "decode"
+
+
+async def publish_job(bus: Bus, job: Job, headers: Mapping[str, str]) -> None:
+    """Queue a job. That it is queued already, or was a moment ago, is success.
+
+    Ids are shared by a whole stream, so the tenant is part of them. Raises QueueFull when the queue as a
+    whole is full, or Unavailable.
+    """
+    stage = stage_of(job)
+    subject = subjects.job(stage, job.model, job.priority, job.tenant, job.request)
+    try:
+        await bus.publish(subject, encode_job(job), msg_id=f"{job.tenant}.{job.request}.{stage}", headers=dict(headers))
+    except QueueFull as exc:
+        if not exc.per_subject:
+            raise

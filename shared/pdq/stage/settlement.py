@@ -1,0 +1,275 @@
+"""The settlement table: what becomes of a request and of its message, for everything that can happen.
+
+| what happened                | the request                                  | the message      |
+|------------------------------|----------------------------------------------|------------------|
+| prefill done (Handoff)       | `prefilled`, then the decode job is published| ack              |
+| answer done (Answer)         | tokens stored, then `finished`               | ack              |
+| Rejected                     | `failed` with its code, dead letter          | term             |
+| not decodable                | `failed`, dead letter                        | term             |
+| cancelled, expired           | tokens stored, then `cancelled` or `expired` | ack              |
+| fenced (a newer claim)       | nothing: it is another's                     | left to its owner|
+| ended meanwhile              | nothing                                      | ack              |
+| stopping (drain)             | `released` (`drain`)                         | nak at once      |
+| anything else                | `released` (`error`)                         | nak with backoff |
+| ... for the last time        | `failed` (the last error), dead letter       | term             |
+
+The next message is published, with a deterministic id, before the current one is acknowledged; a publish
+that finds its message there already is a success. So whatever dies in between, the redelivery finds what
+is done and does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from pdq import subjects
+from pdq.bus import Bus, Delivery
+from pdq.errors import Interrupted, NotDecodable, PdqError, Rejected, Unavailable
+from pdq.log import Entry, RequestLog, first, follow
+from pdq.messages import (
+    DeadLetter,
+    DecodeJob,
+    ErrorInfo,
+    Job,
+    Promise,
+    StageName,
+    State,
+    encode_json,
+)
+from pdq.stage import claims
+from pdq.stage.attempt import Answer, Handoff, Outcome
+from pdq.stage.jobs import publish_job
+from pdq.stage.work import ClaimedJob
+from pdq.telemetry import Metrics
+
+log = logging.getLogger("pdq.stage")
+
+BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+
+
+class Settlement:
+    """Settles the jobs of one stage of one worker."""
+
+    def __init__(
+        self, bus: Bus, request_log: RequestLog, metrics: Metrics, stage: StageName, worker: str, max_attempts: int
+    ) -> None:
+        self._bus = bus
+        self._log = request_log
+        self._metrics = metrics
+        self._stage = stage
+        self._worker = worker
+        self._max_attempts = max_attempts
+
+    async def settle(self, work: ClaimedJob, result: Outcome | Exception) -> None:
+        """Apply the table. Raises Unavailable when the broker does not take it: the redelivery tries again."""
+        try:
+            await self._apply(work, result)
+        except Interrupted as lost:
+            # Found while writing: the request ended, or another worker owns the stage now.
+            await self._apply(work, lost)
+
+    async def _apply(self, work: ClaimedJob, result: Outcome | Exception) -> None:
+        match result:
+            case Handoff():
+                await self._hand_off(work, result)
+            case Answer():
+                await self._finish(work, result)
+            case Rejected():
+                await self._fail(work, ErrorInfo(code=result.code, message=str(result), param=result.param))
+            case Interrupted(cause="cancelled" | "expired" as cause):
+                await self._stop(work, cause)
+            case Interrupted(cause="fenced"):
+                self._note(work, "fenced")
+            case Interrupted(cause="ended"):
+                self._note(work, "ended elsewhere")
+                await work.delivery.ack()
+            case Interrupted(cause="drain"):
+                await self._release(work, "drain")
+                await work.delivery.nak()
+            case _:
+                await self._retry(work, result)
+
+    # ---- rows of the table
+
+    async def _hand_off(self, work: ClaimedJob, outcome: Handoff) -> None:
+        timings = work.timings_ms(outcome)
+
+        def prefilled(state: State) -> State:
+            done = msgspec.structs.replace(state.prefill, owner="")
+            return follow(state, "prefilled", promise=outcome.promise, prefill=done, timings_ms=timings)
+
+        entry = await self._write(work, prefilled)
+        if entry.state.ended:
+            await self._ended(work, entry)
+            return
+        await self.publish_handoff(work.job, outcome.promise, work.span.headers())
+        self._note(work, "prefilled", promised_tokens=outcome.promise.tokens)
+        await work.delivery.ack()
+
+    async def _finish(self, work: ClaimedJob, outcome: Answer) -> None:
+        await self._flush(work)
+        fields = work.output_fields() | {
+            "finish_reason": outcome.finish_reason,
+            "kv": outcome.kv,
+            "timings_ms": work.timings_ms(outcome),
+        }
+        await self._ended(work, await self._write(work, lambda state: follow(state, "finished", **fields)))
+
+    async def _fail(self, work: ClaimedJob, error: ErrorInfo) -> None:
+        work.span.fail(error.code, error.message)
+        await self._flush(work)
+        fields = work.output_fields()
+        entry = await self._write(work, lambda state: msgspec.structs.replace(claims.failed(state, error), **fields))
+        await self.bury(work.delivery, work.job.request, error, attempts=work.attempt, trace=work.state.trace)
+        await self._ended(work, entry, term=error.code)
+
+    async def _stop(self, work: ClaimedJob, cause: str) -> None:
+        await self._flush(work)
+        fields = work.output_fields()
+
+        def stopped(state: State) -> State:
+            if cause == "expired":
+                return msgspec.structs.replace(claims.expired(state, f"in {self._stage}"), **fields)
+            return follow(state, "cancelled", cause=state.cause, **fields)
+
+        await self._ended(work, await self._write(work, stopped))
+
+    async def _retry(self, work: ClaimedJob, exc: Outcome | Exception) -> None:
+        error = ErrorInfo(code=exc.code if isinstance(exc, PdqError) else "internal_error", message=_told(exc))
+        failures = claims.of_stage(work.state, self._stage).failures + 1
+        if failures >= self._max_attempts:
+            await self._fail(work, error)
+            return
+        work.span.fail(error.code, error.message)
+        await self._release(work, "error")
+        delay = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (failures - 1))
+        self._note(work, "to be retried", code=error.code, in_s=delay)
+        await work.delivery.nak(delay)
+
+    # ---- steps they share
+
+    async def _release(self, work: ClaimedJob, cause: str) -> None:
+        def released(state: State) -> State:
+            mine = claims.of_stage(state, self._stage)
+            failures = mine.failures + (0 if cause == "drain" else 1)
+            free = msgspec.structs.replace(mine, owner="", failures=failures)
+            record = follow(state, "released", stage=self._stage, worker=self._worker, cause=cause)
+            return claims.with_stage(record, self._stage, free)
+
+        await self._write(work, released)
+
+    async def _write(self, work: ClaimedJob, change: Callable[[State], State]) -> Entry:
+        """Append what `change` makes of the newest state, if we still may. A cancel that came first wins.
+
+        Raises Interrupted (`ended` or `fenced`) when we may not.
+        """
+
+        def next_state(newest: Entry | None) -> State:
+            lost = claims.owns(newest, self._stage, work.attempt)
+            if lost or newest is None:
+                raise Interrupted(lost or "ended")
+            if newest.state.event == "cancelling":
+                return follow(newest.state, "cancelled", cause=newest.state.cause, **work.output_fields())
+            state = change(newest.state)
+            if state.ended and self._stage == "prefill" and newest.state.decode.attempt:
+                raise Interrupted("fenced")
+            return state
+
+        entry = await self._log.update(work.job.tenant, work.job.request, next_state)
+        assert entry is not None
+        return entry
+
+    async def _ended(self, work: ClaimedJob, entry: Entry, *, term: str = "") -> None:
+        state = entry.state
+        self.count_end(state)
+        if state.kv is not None:
+            self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens)
+        if state.usage is not None:
+            work.span.set_usage(state.usage, state.finish_reason or state.event, state.kv)
+        self._note(work, state.event)
+        if term:
+            await work.delivery.term(term)
+        else:
+            await work.delivery.ack()
+        await self.stop_timer(work.job.tenant, work.job.request)
+
+    async def _flush(self, work: ClaimedJob) -> None:
+        if work.writer is not None:
+            await work.writer.flush()
+
+    def _note(self, work: ClaimedJob, outcome: str, **more: str | int | float) -> None:
+        fields = {"action": f"{self._stage}.{outcome.split()[0]}", "request_id": work.job.request, **more}
+        log.info("%s %s", self._stage, outcome, extra={**fields, "attempt": work.attempt})
+
+    # ---- for jobs that were never claimed
+
+    def count_end(self, state: State) -> None:
+        self._metrics.ended(state.model, state.order, state.event)
+
+    async def stop_timer(self, tenant: str, request: str) -> None:
+        """A timer that stays behind finds its request ended; so this may fail."""
+        try:
+            await self._bus.purge(subjects.REAP, subjects.timer(tenant, request))
+        except Unavailable as exc:
+            log.debug("timer of %s stays: %s", request, exc)
+
+    async def publish_handoff(self, job: Job, promise: Promise, headers: dict[str, str]) -> None:
+        """Publish the decode job of a prefilled request; that it is queued already is success."""
+        handoff = DecodeJob(
+            request=job.request,
+            tenant=job.tenant,
+            model=job.model,
+            priority=job.priority,
+            deadline=job.deadline,
+            prompt=job.prompt,
+            sampling=job.sampling,
+            promise=promise,
+        )
+        await publish_job(self._bus, handoff, headers)
+
+    async def undecodable(self, delivery: Delivery, exc: NotDecodable) -> None:
+        """A job nobody can read: the subject names the request, which fails."""
+        where = subjects.parse_job(delivery.subject)
+        error = ErrorInfo(code=exc.code, message=str(exc))
+
+        def failing(newest: Entry | None) -> State | None:
+            if newest is None:
+                return first("failed", model=where.model, error=error)
+            return None if newest.state.ended else claims.failed(newest.state, error)
+
+        entry = await self._log.update(where.tenant, where.request, failing)
+        if entry is not None and entry.state.error == error:
+            self.count_end(entry.state)
+        await self.bury(delivery, where.request, error)
+        await delivery.term(error.code)
+
+    async def bury(
+        self, delivery: Delivery, request: str, error: ErrorInfo, *, attempts: int = 0, trace: str = ""
+    ) -> None:
+        """Put a message into PDQ_DEAD, with what is known of its end."""
+        where = subjects.parse_job(delivery.subject)
+        letter = DeadLetter(
+            stage=self._stage,
+            subject=delivery.subject,
+            request=request,
+            error=error,
+            attempts=attempts or delivery.num_delivered,
+            worker=self._worker,
+            trace=trace,
+            at=time.time(),
+            body=delivery.data,
+            headers=delivery.headers,
+        )
+        self._metrics.dead_letter(self._stage, error.code)
+        subject = subjects.dead(self._stage, where.model, where.tenant, where.request)
+        await self._bus.publish(subject, encode_json(letter), msg_id=f"{where.tenant}.{request}.{self._stage}.dead")
+
+
+def _told(exc: Outcome | Exception) -> str:
+    """An error for people. Only our own errors' texts are shown: others may quote what they were given."""
+    return str(exc) if isinstance(exc, PdqError) else f"unexpected {type(exc).__name__}"

@@ -1,0 +1,61 @@
+"""One claimed job while it is worked on: what the settlement needs to know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdq.bus import Delivery
+from pdq.engines.base import Phase
+from pdq.log import Entry, OutputWriter
+from pdq.messages import DecodeJob, Job, State, Usage, unpack_ids
+from pdq.stage.attempt import Outcome
+from pdq.telemetry import StageSpan
+
+
+class ClaimedJob:
+    """A job, the claim on it, its span, and (decode) the writer of its tokens."""
+
+    def __init__(self, job: Job, attempt: int, entry: Entry, delivery: Delivery, span: StageSpan) -> None:
+        self.job = job
+        self.attempt = attempt
+        self.entry = entry
+        self.delivery = delivery
+        self.span = span
+        self.writer: OutputWriter | None = None
+
+    @property
+    def state(self) -> State:
+        """The register as of our claim."""
+        return self.entry.state
+
+    def output_fields(self) -> dict[str, Any]:
+        """What a terminal record says of the answer so far; nothing before decode."""
+        if self.writer is None:
+            return {}
+        prompt = len(self.job.prompt) // 4
+        made = self.writer.num_tokens
+        return {
+            "num_tokens": made,
+            "output_digest": self.writer.digest(),
+            "usage": Usage(prompt_tokens=prompt, completion_tokens=made, total_tokens=prompt + made),
+        }
+
+    def timings_ms(self, outcome: Outcome) -> dict[str, float]:
+        """Milliseconds by part of this stage, added to those of the stages before."""
+        stage = "decode" if isinstance(self.job, DecodeJob) else "prefill"
+        made = {f"{stage}_queue": self.span.queue_wait_s * 1e3}
+        for phase in outcome.phases:
+            made[phase.name.removeprefix("engine.").replace(".", "_")] = phase.duration_ms
+        first = first_token_ns(outcome.phases)
+        if first and self.state.submitted:
+            made["ttft"] = first / 1e6 - self.state.submitted * 1e3
+        return self.state.timings_ms | {name: round(ms, 3) for name, ms in made.items()}
+
+
+def first_token_ns(phases: tuple[Phase, ...]) -> int:
+    """Unix nanoseconds of the first output token; 0 when there was none."""
+    return next((at for phase in phases for event, at in phase.events if event == "first_token"), 0)
+
+
+def prompt_ids(job: Job) -> tuple[int, ...]:
+    return tuple(unpack_ids(job.prompt))

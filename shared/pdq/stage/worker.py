@@ -1,0 +1,190 @@
+"""One stage of one worker: decode the job, claim it, let the handler work, settle.
+
+Used by prefill and decode alike; what differs is the handler and the kind of job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from pdq import subjects
+from pdq.bus import Bus, Delivery, Outbox
+from pdq.engines.base import Tokens
+from pdq.errors import NotDecodable, PdqError, Retryable
+from pdq.log import Entry, OutputWriter, RequestLog, Transcript
+from pdq.messages import DecodeJob, Job, PrefillJob, StageName, State, decode_job
+from pdq.stage import claims
+from pdq.stage.attempt import Attempt, Handler, Outcome
+from pdq.stage.run import Run
+from pdq.stage.settlement import Settlement
+from pdq.stage.watch import Watch
+from pdq.stage.work import ClaimedJob, first_token_ns
+from pdq.telemetry import Metrics, StageSpan, Telemetry
+
+log = logging.getLogger("pdq.stage")
+
+KINDS: dict[StageName, type[PrefillJob] | type[DecodeJob]] = {"prefill": PrefillJob, "decode": DecodeJob}
+UNAVAILABLE_DELAY_S = 1.0
+
+
+class StageWorker:
+    """`process` is what a `Loop` calls for each delivery."""
+
+    def __init__(
+        self,
+        stage: StageName,
+        handler: Handler[Any],
+        *,
+        bus: Bus,
+        outbox: Outbox,
+        watch: Watch,
+        telemetry: Telemetry,
+        metrics: Metrics,
+        worker: str,
+        max_attempts: int,
+    ) -> None:
+        self.stage = stage
+        self._handler = handler
+        self._log = RequestLog(bus)
+        self._outbox = outbox
+        self._watch = watch
+        self._telemetry = telemetry
+        self._metrics = metrics
+        self._worker = worker
+        self._max_attempts = max_attempts
+        self._settlement = Settlement(bus, self._log, metrics, stage, worker, max_attempts)
+
+    async def process(self, delivery: Delivery, run: Run) -> None:
+        where = subjects.parse_job(delivery.subject)
+        if delivery.num_delivered > 1:
+            self._metrics.redelivered(self.stage)
+        with self._telemetry.process(
+            self.stage,
+            delivery.stream,
+            delivery.headers,
+            request=where.request,
+            tenant=where.tenant,
+            model=where.model,
+            worker=self._worker,
+            stored_ns=delivery.stored_ns,
+            message_id=str(delivery.seq),
+            deliveries=delivery.num_delivered,
+        ) as span:
+            try:
+                await self._process(delivery, run, where, span)
+            except Retryable as exc:
+                # The broker did not take our word; the state decides when the message comes again.
+                log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request})
+                span.fail(exc.code, str(exc))
+                await delivery.nak(UNAVAILABLE_DELAY_S)
+
+    async def _process(self, delivery: Delivery, run: Run, where: subjects.JobSubject, span: StageSpan) -> None:
+        try:
+            job = decode_job(delivery.data, KINDS[self.stage])
+            _check_subject(job, where)
+        except NotDecodable as exc:
+            span.fail(exc.code, str(exc))
+            await self._settlement.undecodable(delivery, exc)
+            return
+        verdict, entry = await self._claim(job)
+        match verdict:
+            case claims.Drop(reason):
+                log.info("%s job dropped: %s", self.stage, reason, extra={"request_id": job.request})
+                span.end("dropped")
+                await delivery.ack()
+            case claims.End():
+                await self._end(delivery, job, verdict, span)
+            case claims.Resend(state):
+                assert state.promise is not None
+                await self._settlement.publish_handoff(job, state.promise, span.headers())
+                await delivery.ack()
+            case claims.Claim(state):
+                assert entry is not None
+                attempt = claims.of_stage(state, self.stage).attempt
+                span.set(attempt=attempt)
+                await self._work(ClaimedJob(job, attempt, entry, delivery, span), run)
+
+    async def _claim(self, job: Job) -> tuple[claims.Verdict, Entry | None]:
+        verdict: claims.Verdict = claims.Drop("not judged")
+
+        def change(newest: Entry | None) -> State | None:
+            nonlocal verdict
+            verdict = claims.judge(newest, self.stage, self._worker, time.time(), self._max_attempts)
+            return verdict.state if isinstance(verdict, claims.Claim | claims.End) else None
+
+        entry = await self._log.update(job.tenant, job.request, change)
+        return verdict, entry
+
+    async def _end(self, delivery: Delivery, job: Job, verdict: claims.End, span: StageSpan) -> None:
+        state = verdict.state
+        self._settlement.count_end(state)
+        if verdict.dead_letter and state.error is not None:
+            span.fail(state.error.code, state.error.message)
+            await self._settlement.bury(delivery, job.request, state.error, trace=state.trace)
+        await delivery.ack()
+        await self._settlement.stop_timer(job.tenant, job.request)
+        span.end(state.event)
+
+    async def _work(self, work: ClaimedJob, run: Run) -> None:
+        job = work.job
+        result: Outcome | Exception
+        with self._watch.running(job.tenant, job.request, self.stage, work.attempt, run):
+            try:
+                result = outcome = await self._handle(work, run)
+                self._report(work, outcome)
+            except PdqError as exc:
+                result = exc
+            except Exception as exc:
+                log.exception("%s failed unexpectedly", self.stage, extra={"request_id": job.request})
+                result = exc
+        try:
+            await self._settlement.settle(work, result)
+        finally:
+            if work.writer is not None:
+                work.writer.close()
+
+    async def _handle(self, work: ClaimedJob, run: Run) -> Outcome:
+        if isinstance(work.job, DecodeJob):
+            work.writer = await self._writer(work)
+
+        async def emit(tokens: Tokens) -> None:
+            assert work.writer is not None
+            run.progress()
+            await work.writer.write(tokens.ids, tokens.text, tokens.logprobs)
+
+        attempt = Attempt(number=work.attempt, traceparent=work.span.traceparent, emit=emit)
+        work.span.set_sampling(work.job.sampling)
+        outcome = await run.guard(self._handler.handle(work.job, attempt), work.job.deadline - time.time())
+        if work.writer is not None:
+            work.writer.check_end()
+        return outcome
+
+    async def _writer(self, work: ClaimedJob) -> OutputWriter:
+        """A writer that knows what earlier attempts showed: the log up to our claim holds it all."""
+        job, shown = work.job, Transcript()
+        if work.attempt > 1:
+            for event in await self._log.read_up_to(job.tenant, job.request, work.entry.seq):
+                shown.feed(event)
+        return OutputWriter(self._outbox, job.tenant, job.request, work.attempt, shown)
+
+    def _report(self, work: ClaimedJob, outcome: Outcome) -> None:
+        self._metrics.queue_wait(self.stage, work.span.queue_wait_s)
+        for phase in outcome.phases:
+            work.span.phase(phase)
+            self._metrics.phase(phase)
+        first = first_token_ns(outcome.phases)
+        if first and work.state.submitted:
+            self._metrics.ttft(max(0.0, first / 1e9 - work.state.submitted))
+            made = work.writer.num_tokens if work.writer else 0
+            last = max(phase.end_ns for phase in outcome.phases)
+            if made > 1:
+                self._metrics.tpot((last - first) / 1e9 / (made - 1))
+
+
+def _check_subject(job: Job, where: subjects.JobSubject) -> None:
+    """A job must say of itself what its subject says: the subject is what permissions are given for."""
+    said = (job.model, job.priority, job.tenant, job.request)
+    if said != (where.model, where.priority, where.tenant, where.request):
+        raise NotDecodable("the job's request, tenant, model or priority differs from its subject's")
