@@ -1,0 +1,264 @@
+"""The real engine: vLLM's AsyncLLM, its KV through LMCache by pdq's connector.
+
+vLLM is imported when the engine starts, not before: it reads its environment then, and takes seconds.
+The engine's core, with model and scheduler, is a process of its own (one more per GPU beyond the first).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from itertools import count
+from typing import Any
+
+from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work
+from pdq.engines.reports import Inbox, Report
+from pdq.engines.runs import Run
+from pdq.engines.selftest import prove
+from pdq.engines.stats import LatestStats
+from pdq.engines.vllm_config import Role, contract, engine_args, environment, kv_bytes_per_token, parse_cpus
+from pdq.engines.vllm_text import decode_params, prefill_params, tokens_of
+from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
+from pdq.kv.tier import Tier
+from pdq.settings import EngineSettings, KvSettings, ModelSpec
+
+SHUTDOWN_S = 10.0
+
+
+class VllmEngine:
+    """See pdq.engines.base.Engine. `role` tells vLLM which way KV moves: `prefill` is its producer, the others both."""
+
+    def __init__(self, spec: ModelSpec, role: Role, settings: EngineSettings, kv: KvSettings) -> None:
+        self._spec = spec
+        self._role = role
+        self._settings = settings
+        self._kv = kv
+        self._inbox = Inbox(self._hear)
+        self._tier = Tier(kv.host, kv.http_port, spec.id, spec.chunk_tokens)
+        self._stats = LatestStats()
+        self._runs: dict[str, Run] = {}
+        self._numbers = count()
+        self._llm: Any = None
+        self._info: EngineInfo | None = None
+
+    async def start(self) -> None:
+        cpus = parse_cpus(self._settings.cpus)
+        os.environ.update(environment(self._settings))
+        reports = self._inbox.open()
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                self._llm = await _built(lambda: self._build(reports), cpus)
+                self._info = self._describe()
+                await prove(self, self._llm.reset_prefix_cache)
+        except TimeoutError as exc:
+            await self.close()
+            raise Unavailable(f"the engine was not ready within {self._settings.start_timeout_s:g} s") from exc
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise Misconfigured("the engine has not been started")
+        return self._info
+
+    async def prefill(self, work: Work) -> PrefillResult:
+        whole = len(work.prompt) // self._spec.chunk_tokens * self._spec.chunk_tokens
+        if not whole:
+            return PrefillResult(stored_tokens=0, stored_bytes=0, cause="short_prompt")
+        with self._running(work) as run:
+            start_ns = time.time_ns()
+            async for _ in self._outputs(run, prefill_params):
+                pass
+            computed_ns = time.time_ns()
+            cause = await self._wait_readable(run, whole)
+            stored = 0 if cause else whole
+            phases = run.kv_phases()
+            phases.append(_compute("engine.prefill", start_ns, computed_ns, run, {"pdq.tokens": len(work.prompt)}))
+            if store := run.store_phase(time.time_ns(), stored, cause):
+                phases.append(store)
+            return PrefillResult(
+                stored_tokens=stored,
+                stored_bytes=stored * self.info.kv_bytes_per_token,
+                cause=cause,
+                phases=tuple(phases),
+            )
+
+    async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done]:
+        with self._running(work) as run:
+            start_ns, times, reason = time.time_ns(), _TokenTimes(), ""
+            outputs = self._outputs(run, lambda: decode_params(work.sampling))
+            async with aclosing(outputs):
+                async for output in outputs:
+                    completion = output.outputs[0]
+                    reason = completion.finish_reason or ""
+                    tokens = tokens_of(completion, work.sampling)
+                    if tokens is not None:
+                        times.saw(len(tokens.ids))
+                        yield tokens
+            self._inbox.drain()
+            phases = run.kv_phases()
+            phases.append(
+                _compute("engine.decode", start_ns, time.time_ns(), run, {"pdq.tokens": times.num}, times.events())
+            )
+            yield Done(
+                finish_reason="stop" if reason == "stop" else "length",
+                loaded_tokens=run.loaded_tokens,
+                local_tokens=run.local_tokens,
+                phases=tuple(phases),
+            )
+
+    async def abort(self, request: str) -> None:
+        for run in list(self._runs.values()):
+            if run.work.request == request:
+                run.aborted = True
+                await self._llm.abort(run.id)
+
+    async def check(self) -> None:
+        if self._llm is None or self._llm.errored:
+            raise Unavailable("the engine's core is not running")
+
+    async def stats(self) -> dict[str, Any]:
+        return self._stats.numbers()
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            if llm.output_handler is not None:  # else it takes the end of the core for a failure
+                llm.output_handler.cancel()
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
+        await self._tier.close()
+        self._inbox.close()
+
+    def _build(self, reports: str) -> Any:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = engine_args(self._spec, self._role, self._settings, self._kv, reports)
+        try:
+            return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+        except ValueError as exc:
+            raise Misconfigured(f"vLLM refuses this configuration: {exc}") from exc
+        except RuntimeError as exc:
+            raise Unavailable(f"the engine's core did not start, its log says why: {exc}") from exc
+
+    def _describe(self) -> EngineInfo:
+        config = self._llm.vllm_config
+        kv_contract = contract(self._spec, self._kv, config)
+        return EngineInfo(
+            name=kv_contract.engine,
+            model=self._spec.slug,
+            max_model_len=config.model_config.max_model_len,
+            vocab_size=config.model_config.get_vocab_size(),
+            block_tokens=config.cache_config.block_size,
+            chunk_tokens=self._spec.chunk_tokens,
+            kv_bytes_per_token=kv_bytes_per_token(config),
+            contract=kv_contract.fingerprint(),
+            slots=self._settings.max_num_seqs,
+        )
+
+    @contextmanager
+    def _running(self, work: Work) -> Iterator[Run]:
+        # A request may come again after a crash elsewhere: its runs must not share a name in the tier.
+        run = Run(f"{work.request}.{next(self._numbers)}", work)
+        self._runs[run.id] = run
+        try:
+            yield run
+        finally:
+            del self._runs[run.id]
+
+    def _hear(self, report: Report) -> None:
+        if run := self._runs.get(report.run):
+            run.hear(report)
+
+    async def _outputs(self, run: Run, params: Callable[[], Any]) -> AsyncGenerator[Any]:
+        """vLLM's outputs of a run. Raises Rejected, Unavailable, or Interrupted when it was aborted."""
+        from vllm import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(run.work.prompt), cache_salt=run.work.salt)
+        with _translated():
+            outputs = self._llm.generate(prompt, params(), run.id)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    reason = output.outputs[0].finish_reason
+                    if run.aborted or reason == "abort":
+                        raise Interrupted("cancelled")
+                    if reason == "error":
+                        raise Unavailable("the engine could not run this request")
+                    yield output
+
+    async def _wait_readable(self, run: Run, tokens: int) -> str:
+        """Wait until decode can read `tokens` of the prompt. Returns the cause when it cannot."""
+        deadline = time.monotonic() + self._settings.store_timeout_s
+        cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
+        if cause:
+            return cause
+        left = max(0.0, deadline - time.monotonic())
+        readable = await self._tier.holds(run.work.prompt[:tokens], run.work.salt, left)
+        return "" if readable else "store_failed"
+
+
+class _TokenTimes:
+    """When tokens came, in Unix nanoseconds, of which a phase shows three."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._events: dict[str, int] = {}
+
+    def saw(self, num: int) -> None:
+        now, self.num = time.time_ns(), self.num + num
+        if self.num >= 1:
+            self._events.setdefault("first_token", now)
+        if self.num >= 2:
+            self._events.setdefault("second_token", now)
+        self._events["last_token"] = now
+
+    def events(self) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted(self._events.items(), key=lambda event: event[1]))
+
+
+def _compute(
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    run: Run,
+    attributes: dict[str, str | int | float | bool],
+    events: tuple[tuple[str, int], ...] = (),
+) -> Phase:
+    """The engine's own part, which begins where lookup and load end."""
+    begins = [start_ns, *(report.end_ns for report in (run.looked, run.loaded) if report)]
+    return Phase(name=name, start_ns=min(max(begins), end_ns), end_ns=end_ns, attributes=attributes, events=events)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """vLLM's exceptions as pdq's."""
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except (EngineDeadError, EngineGenerateError) as exc:
+        raise Unavailable(f"the engine failed: {exc or type(exc).__name__}") from exc
+    except (VLLMClientError, ValueError) as exc:
+        raise Rejected(str(exc)) from exc
+
+
+async def _built(build: Callable[[], Any], cpus: frozenset[int]) -> Any:
+    """`build()` in a thread bound to `cpus`, which the processes that it starts inherit.
+
+    An engine that is ready after the caller has gone is shut down.
+    """
+    with_affinity = (lambda: os.sched_setaffinity(0, cpus)) if cpus else None
+    executor = ThreadPoolExecutor(1, "vllm-start", initializer=with_affinity)
+    job: Future[Any] = executor.submit(build)
+    executor.shutdown(wait=False)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        job.add_done_callback(lambda done: done.exception() or done.result().shutdown(SHUTDOWN_S))
+        raise

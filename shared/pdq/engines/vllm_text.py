@@ -1,0 +1,59 @@
+"""Between pdq's sampling and token messages and vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdq.engines.base import Tokens
+from pdq.messages import Sampling, TokenLogprob, TopLogprob
+
+SEED_MASK = (1 << 63) - 1
+
+
+def decode_params(sampling: Sampling) -> Any:
+    """vLLM's SamplingParams for an answer in deltas."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed & SEED_MASK,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        stop=list(sampling.stop) or None,
+        stop_token_ids=list(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
+        logit_bias=dict(sampling.logit_bias) or None,
+        logprobs=sampling.logprobs,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def prefill_params() -> Any:
+    """One token, which nobody sees: decode owns every output token."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def tokens_of(completion: Any, sampling: Sampling) -> Tokens | None:
+    """A delta of vLLM's output; None when it holds nothing."""
+    ids = tuple(completion.token_ids)
+    if not ids and not completion.text:
+        return None
+    logprobs = None
+    if sampling.logprobs is not None:
+        positions = zip(ids, completion.logprobs or (), strict=True)
+        logprobs = tuple(_logprob(id, position, sampling.logprobs) for id, position in positions)
+    return Tokens(ids=ids, text=completion.text, logprobs=logprobs)
+
+
+def _logprob(id: int, position: dict[int, Any], num_top: int) -> TokenLogprob:
+    chosen = position[id]
+    ranked = sorted(position.values(), key=lambda entry: entry.rank)[:num_top]
+    top = tuple(TopLogprob(token=entry.decoded_token or "", logprob=entry.logprob) for entry in ranked)
+    return TokenLogprob(token=chosen.decoded_token or "", logprob=chosen.logprob, top=top)

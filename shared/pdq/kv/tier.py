@@ -1,0 +1,66 @@
+"""What the KV tier holds, asked over the LMCache server's HTTP port.
+
+A store's own result says that it ran without an error; chunks for which the server had no room are skipped
+without one. So what is promised to decode is first looked up, the way decode will look it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+
+POLL_S = 0.005
+WORLD_SIZE = 1
+
+
+class Tier:
+    """One LMCache server. Opens its session on first use; close it with `close`."""
+
+    def __init__(self, host: str, http_port: int, model: str, chunk_tokens: int) -> None:
+        self._url = f"http://{host}:{http_port}"
+        self._model = model
+        self._chunk_tokens = chunk_tokens
+        self._session: aiohttp.ClientSession | None = None
+
+    async def holds(self, tokens: Sequence[int], salt: str, timeout_s: float) -> bool:
+        """Whether every whole chunk of `tokens` can be read under `salt`; also brings them to the first tier.
+
+        False when the server does not answer within `timeout_s`, or knows no engine of this model.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._prefetch(tokens, salt)
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _prefetch(self, tokens: Sequence[int], salt: str) -> bool:
+        body = {
+            "model_name": self._model,
+            "world_size": WORLD_SIZE,
+            "token_ids": list(tokens),
+            "cache_salt": salt,
+        }
+        job = await self._call("POST", "/cache/prefetches", body)
+        if job.get("chunks") != len(tokens) // self._chunk_tokens:
+            return False
+        while True:
+            state = await self._call("GET", f"/cache/prefetches/{job['request_id']}")
+            if state["status"] == "completed":
+                return bool(state["found_keys"] == state["total_keys"])
+            await asyncio.sleep(POLL_S)
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(self._url)
+        async with self._session.request(method, path, json=body) as response:
+            response.raise_for_status()
+            answer: dict[str, Any] = await response.json()
+            return answer
