@@ -51,9 +51,9 @@ def say(text: str) -> None:
     print(f"==> {text}", flush=True)
 
 
-def run(*command: str | Path) -> bool:
+def run(*command: str | Path, stdin: str = "") -> bool:
     """Run with the output shown; whether it succeeded."""
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRON, stdin=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRON, input=stdin, text=True, timeout=LIMIT_S, check=False)
     return done.returncode == 0
 
 
@@ -86,19 +86,28 @@ def have_uv() -> bool:
 
 def install_lock(engine: str, with_uv: bool) -> None:
     lock = LOCKS / f"{engine}.lock"
-    pins = re.findall(r"^([^ #\n]+)==(\S+)", lock.read_text("utf-8"), re.MULTILINE)
+    text = lock.read_text("utf-8")
+    pins = dict(re.findall(r"^([^ #\n]+)==(\S+)", text, re.MULTILINE))
     say(f"{len(pins)} packages of infra/locks/{lock.name}, with {'uv' if with_uv else 'pip'}")
-    extra = torch_index()
-    if with_uv:
-        places = uv_places() + extra
-        if engine == "cpu":
-            places += cpu_builds(dict(pins)["torch"], places)
-        if run(*UV_INSTALL, "--require-hashes", "--compile-bytecode", *places, "-r", lock):
-            return
-        say("uv did not manage; trying pip")
-    if not run(*PIP_INSTALL, "--require-hashes", "--progress-bar=off", *extra, "-r", lock):
-        hint = f"\n\n{NO_TORCH.format(version=dict(pins)['torch'])}" if engine == "cpu" and not extra else ""
+    places = torch_index()
+    if with_uv and install_with_uv(engine, text, pins["torch"], places):
+        return
+    if not run(*PIP_INSTALL, "--require-hashes", "--progress-bar=off", *places, "-r", lock):
+        hint = f"\n\n{NO_TORCH.format(version=pins['torch'])}" if engine == "cpu" and not places else ""
         raise SystemExit(f"the packages of {lock.name} could not be installed: see above.{hint}")
+
+
+def install_with_uv(engine: str, lock: str, torch: str, places: list[str]) -> bool:
+    places = uv_places() + places
+    if engine == "cpu":
+        places += cpu_builds(torch, places)
+        # To pip the CPU build is the release asked for; uv compares hashes only under the exact version.
+        lock = lock.replace(f"torch=={torch} ", f"torch=={torch}+cpu ")
+    flags = ("--require-hashes", "--compile-bytecode", "--build-constraints", LOCKS / f"{engine}.lock")
+    done = run(*UV_INSTALL, *flags, *places, "-r", "-", stdin=lock)
+    if not done:
+        say("uv did not manage; trying pip")
+    return done
 
 
 # With hashes checked, taking the best match over all places is safe, and is what pip does.
