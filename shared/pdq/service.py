@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pdq import logs, settings
 from pdq.errors import Misconfigured, PdqError
@@ -135,7 +136,9 @@ class HealthServer:
                 web.get("/metrics", self._metrics_text),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        http_log = logging.getLogger(f"{__name__}.http")
+        http_log.addFilter(_not_malformed)
+        self._runner = web.AppRunner(app, access_log=None, logger=http_log, shutdown_timeout=1.0)
         await self._runner.setup()
         host, port = self._settings.host, self._settings.port
         try:
@@ -172,6 +175,11 @@ class HealthServer:
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _not_malformed(record: logging.LogRecord) -> bool:
+    """aiohttp would log, at length, what a port scanner sends; it is answered with 400, which is enough."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _probe(check: Check) -> dict[str, Any]:
