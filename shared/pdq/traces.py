@@ -198,26 +198,27 @@ class Waterfall:
         self._bar_width = max(8, console.width - fixed - 2)
 
     def print(self) -> None:
-        head = f"trace {self._trace.trace_id}  {_totals(self._trace)}"
-        self._line(Text(_printable(head)))
+        self._line(Text(f"trace {_printable(self._trace.trace_id)}"))
+        self._line(Text(_printable(_totals(self._trace))))
         columns = f"{'span':{self._label_width}} {'service':{self._service_width}}"
-        self._line(Text(f"{columns} {'start ms':>{NUMBER}} {'took ms':>{NUMBER}}", style="dim"))
+        self._line(Text(f"{columns} {'start ms':>{NUMBER}} {'took ms':>{NUMBER}}", "dim"))
         for label, span in self._rows:
             self._line(self._row(label, span))
 
     def _line(self, text: Text) -> None:
-        self._console.print(text, no_wrap=True, overflow="crop", crop=False, soft_wrap=True)
+        # Soft wrap: what is longer than the width (an error's message) is not cut.
+        self._console.print(text if self._fancy else text.plain, soft_wrap=True, markup=False, highlight=False)
 
     def _row(self, label: str, span: TraceSpan) -> Text:
         start_ms, took_ms = (span.start_ns - self._trace.start_ns) / 1e6, (span.end_ns - span.start_ns) / 1e6
-        style = "bold red" if span.error else COLOURS[self._services.index(span.service) % len(COLOURS)]
+        failed = "bold red" if span.error else ""
+        style = failed or COLOURS[self._services.index(span.service) % len(COLOURS)]
         service = _printable(span.service)[: self._service_width]
-        row = Text(f"{label[: self._label_width]:{self._label_width}}", style="bold red" if span.error else "")
-        row.append(f" {service:{self._service_width}}", style=style)
+        row = Text(f"{label[: self._label_width]:{self._label_width}}", failed)
+        row.append(f" {service:{self._service_width}}", style)
         row.append(f" {start_ms:{NUMBER}.1f} {took_ms:{NUMBER}.1f} ")
-        row.append(self._bar(span), style=style)
-        if span.error:
-            row.append(f" ! {_printable(span.error)}", style="bold red")
+        row.append(self._bar(span), style)
+        row.append(f" ! {_printable(span.error)}" if span.error else "", failed)
         return row
 
     def _bar(self, span: TraceSpan) -> str:
