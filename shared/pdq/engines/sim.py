@@ -1,0 +1,234 @@
+"""The `sim` engine: no weights, no GPU; its answers, its KV and its faults are real enough to test all else.
+
+`sim_model` says which token comes next, `sim_steps` when; `sim_kv` keeps KV in a directory that prefill and
+decode processes share; `sim_faults` breaks things on demand. Prefill reuses the chunks that the directory
+holds and stores the others; decode loads and never stores. Unlike a real engine it has no prefix cache of
+its own (`local_tokens` is 0), no limit on KV memory, and moves KV in the time that the disk takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from pdq.bytes_tokenizer import BytesTokenizer
+from pdq.engines import sim_timing
+from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work
+from pdq.engines.sim_faults import Faults
+from pdq.engines.sim_kv import KvDirectory, Loaded
+from pdq.engines.sim_model import START, STATE_BYTES, Generation
+from pdq.engines.sim_steps import Running, StepLoop
+from pdq.engines.sim_tasks import Tasks
+from pdq.engines.sim_tier import Tier, ended
+from pdq.errors import Misconfigured, Rejected, Unavailable
+from pdq.messages import Sampling
+from pdq.settings import EngineSettings, ModelSpec
+
+NAME = "sim/1"
+EXIT_STATUS = 70
+"""Of a process that the `exit_after` fault ends."""
+COUNTERS = (
+    "prefills_started",
+    "prefills_done",
+    "decodes_started",
+    "decodes_done",
+    "tokens",
+    "tokens_computed",
+    "tokens_loaded",
+)
+
+
+class SimEngine:
+    """One simulated engine. Raises Misconfigured for a profile, faults or vocabulary it cannot read."""
+
+    def __init__(self, spec: ModelSpec, settings: EngineSettings) -> None:
+        if settings.max_num_seqs < 1 or settings.max_num_batched_tokens < 1:
+            raise Misconfigured("PDQ_ENGINE_MAX_NUM_SEQS and PDQ_ENGINE_MAX_NUM_BATCHED_TOKENS must be at least 1")
+        self._spec = spec
+        self._settings = settings
+        self._tokenizer = BytesTokenizer(spec.vocab_size, spec.eos_token_ids)
+        self._faults = Faults(settings.sim_faults)
+        directory = KvDirectory(settings.sim_kv_dir, spec.chunk_tokens)
+        self._tier = Tier(directory, spec.chunk_tokens, self._faults, settings.store_timeout_s)
+        self._steps = StepLoop(sim_timing.parse(settings.sim_profile), settings.max_num_batched_tokens)
+        self._stepping: asyncio.Task[None] | None = None
+        self._tasks = Tasks(settings.max_num_seqs)
+        self._tasks.down = "the engine is not started"
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            name=NAME,
+            model=self._spec.slug,
+            max_model_len=self._spec.max_model_len,
+            vocab_size=self._spec.vocab_size,
+            block_tokens=self._spec.block_tokens,
+            chunk_tokens=self._spec.chunk_tokens,
+            kv_bytes_per_token=STATE_BYTES,
+            contract=contract(self._spec),
+            slots=self._settings.max_num_seqs,
+        )
+
+    async def start(self) -> None:
+        """Make one token; where the KV directory exists, store and load one chunk. Raises Unavailable."""
+        self._stepping = asyncio.create_task(self._steps.run(), name="sim steps")
+        self._stepping.add_done_callback(self._stepping_ended)
+        self._tasks.down = ""
+        probe = Work(request="start", prompt=(0,), sampling=Sampling(max_tokens=1), salt="")
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._steps.complete(Running(probe.prompt, 0, START, self._generation(probe)))
+                await self._tier.prove()
+        except OSError as exc:
+            await self.close()
+            raise Unavailable(f"the sim engine did not start: {exc or 'timed out'}") from exc
+
+    async def prefill(self, work: Work) -> PrefillResult:
+        """See the contract. `cause`: `short_prompt`, `store_failed` or `store_late`. Aborted: Interrupted."""
+        check(work, self._spec)
+
+        async def body(put: Callable[[PrefillResult], None]) -> None:
+            put(await self._prefill(work))
+
+        async with aclosing(self._tasks.serve(work.request, body)) as results:
+            return await anext(results)
+
+    async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
+        """See the contract; one token per `Tokens`. Aborted: Interrupted."""
+        check(work, self._spec)
+
+        async def body(put: Callable[[Tokens | Done], None]) -> None:
+            put(await self._decode(work, put))
+
+        async with aclosing(self._tasks.serve(work.request, body)) as items:
+            async for item in items:
+                yield item
+
+    async def abort(self, request: str) -> None:
+        self._tasks.abort(request)
+
+    async def check(self) -> None:
+        self._tasks.check()
+
+    async def stats(self) -> dict[str, Any]:
+        """`running` and `waiting` requests and `kv_tokens` of now; all else counts since the start.
+
+        `prefills_started` and `decodes_started` are executions: work that got a slot.
+        """
+        now = {"running": self._tasks.running, "waiting": self._tasks.waiting, "kv_tokens": self._steps.kv_tokens}
+        return now | {name: self._counts[name] for name in COUNTERS}
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        if self._stepping is not None:
+            self._stepping.cancel()
+            await asyncio.wait({self._stepping})
+
+    async def _prefill(self, work: Work) -> PrefillResult:
+        self._counts["prefills_started"] += 1
+        await self._faults.before("prefill")
+        result = PrefillResult(stored_tokens=0, stored_bytes=0, cause="short_prompt")
+        if len(work.prompt) >= self._spec.chunk_tokens:
+            result = await self._compute_and_store(work)
+        self._counts["prefills_done"] += 1
+        return result
+
+    async def _compute_and_store(self, work: Work) -> PrefillResult:
+        loaded, phases = await self._load(work)
+        start = time.time_ns()
+        running = Running(work.prompt, loaded.tokens, loaded.state)
+        await self._steps.complete(running)
+        engine = ended("engine.prefill", start, {"pdq.tokens": len(work.prompt)})
+        stored = await self._tier.store(work, loaded, bytes(running.states))
+        return PrefillResult(
+            stored_tokens=stored.tokens,
+            stored_bytes=stored.tokens * STATE_BYTES,
+            cause=stored.cause,
+            phases=(*phases, engine, *stored.phases),
+        )
+
+    async def _decode(self, work: Work, put: Callable[[Tokens | Done], None]) -> Done:
+        self._counts["decodes_started"] += 1
+        await self._faults.before("decode")
+        loaded, phases = await self._load(work)
+        start = time.time_ns()
+        times: list[int] = []
+        generation = self._generation(work)
+
+        def emit(running: Running, tokens: Tokens) -> None:
+            times.append(time.time_ns())
+            put(tokens)
+            self._after_token(running, len(times))
+
+        await self._steps.complete(Running(work.prompt, loaded.tokens, loaded.state, generation, emit))
+        engine = ended("engine.decode", start, {"pdq.tokens": len(times)}, _events(times))
+        self._counts["decodes_done"] += 1
+        reason = generation.finish or "length"
+        return Done(finish_reason=reason, loaded_tokens=loaded.tokens, phases=(*phases, engine))
+
+    def _generation(self, work: Work) -> Generation:
+        room = self._spec.max_model_len - len(work.prompt)
+        return Generation(self._tokenizer, work.prompt, work.sampling, room)
+
+    async def _load(self, work: Work) -> tuple[Loaded, tuple[Phase, ...]]:
+        loaded, phases = await self._tier.load(work)
+        self._counts["tokens_loaded"] += loaded.tokens
+        self._counts["tokens_computed"] += len(work.prompt) - loaded.tokens
+        return loaded, phases
+
+    def _after_token(self, running: Running, own: int) -> None:
+        self._counts["tokens"] += 1
+        match self._faults.after_token(own, self._counts["tokens"]):
+            case "exit":
+                os._exit(EXIT_STATUS)
+            case "crash":
+                self._fail("fault: decode.crash_after")
+            case "fail":
+                running.finish(Unavailable("fault: decode.fail_after"))
+            case "hang":
+                self._steps.drop(running)
+
+    def _fail(self, why: str) -> None:
+        self._tasks.fail(why)
+        self._steps.clear()
+
+    def _stepping_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._tasks.fail(f"the step loop failed: {task.exception()!r}")
+
+
+def contract(spec: ModelSpec) -> str:
+    """Hex SHA-256 over all that must be equal for the sim's KV to be reusable."""
+    fields = (NAME, spec.id, spec.vocab_size, spec.block_tokens, spec.chunk_tokens, STATE_BYTES)
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
+
+
+def check(work: Work, spec: ModelSpec) -> None:
+    """Raise Rejected for work that can never run: an empty or too long prompt, ids outside the vocabulary."""
+    size = len(work.prompt)
+    if not work.prompt:
+        raise Rejected("the prompt is empty")
+    if size >= spec.max_model_len:
+        message = f"the prompt has {size} tokens; with one to generate, the context of {spec.max_model_len} holds "
+        raise Rejected(f"{message}{spec.max_model_len - 1}", code="context_length_exceeded")
+    if not 0 <= min(work.prompt) <= max(work.prompt) < spec.vocab_size:
+        raise Rejected(f"the prompt has token ids outside 0..{spec.vocab_size - 1}")
+    if work.sampling.max_tokens < 1:
+        raise Rejected(f"max_tokens must be at least 1, not {work.sampling.max_tokens}", param="max_tokens")
+    if not re.fullmatch(r"[0-9a-f]{0,128}", work.salt):
+        raise Rejected("a salt must be at most 128 hex digits")
+
+
+def _events(times: list[int]) -> tuple[tuple[str, int], ...]:
+    named = list(zip(("first_token", "second_token"), times, strict=False))
+    return (*named, ("last_token", times[-1])) if times else ()
