@@ -186,6 +186,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     inputs: dict[str, float] = {}
     """What the order was decided from."""
+    prompt_tokens: int = 0
     prefill: StageClaims = StageClaims()
     decode: StageClaims = StageClaims()
     promise: Promise | None = None

@@ -157,6 +157,22 @@ class Bus:
     def connected(self) -> bool:
         return bool(self._nc.is_connected)
 
+    async def check(self) -> None:
+        """Raise Unavailable while there is no connection: a service's readiness asks."""
+        if not self.connected:
+            raise Unavailable(f"not connected to the broker at {self.place}")
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Raise Unavailable when the connection is gone for good; until then, or `stop`, wait."""
+        waits = {asyncio.create_task(event.wait()) for event in (self.closed, stop)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        if not stop.is_set():
+            raise Unavailable("the broker connection is closed for good")
+
     @property
     def max_payload(self) -> int:
         return int(self._nc.max_payload)

@@ -13,7 +13,7 @@ does not answer. A failing KV tier raises nothing: KV is a cache, what cannot be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 import msgspec
@@ -119,7 +119,7 @@ class Engine(Protocol):
     async def prefill(self, work: Work) -> PrefillResult:
         """Compute the prompt's KV and return when it can be read elsewhere (or is known not to be)."""
 
-    def decode(self, work: Work) -> AsyncIterator[Tokens | Done]:
+    def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """Generate: any number of `Tokens`, then one `Done`.
 
         Loads what the tiers hold of the prompt's KV, computes the rest. With equal prompt, sampling and

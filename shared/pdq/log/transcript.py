@@ -51,21 +51,23 @@ class Transcript:
             self._ahead.setdefault(event.out.index, event.out)
         return self._readable()
 
-    def digest(self) -> str:
-        """SHA-256 over all token ids so far, packed, hex."""
-        return hashlib.sha256(pack_ids(self.ids)).hexdigest()
+    def digest(self, num_tokens: int | None = None) -> str:
+        """SHA-256 over the first token ids (default: all so far), packed, hex."""
+        return hashlib.sha256(pack_ids(self.ids[:num_tokens])).hexdigest()
 
     def complete(self) -> bool:
         """Whether the request ended and every token that its end names is here, and is the right one.
 
-        Ends that carry no answer (`failed` before decode, say) name no tokens; then there is nothing to check.
+        Ends that carry no answer (`failed` before decode, say) name no tokens; then there is nothing to
+        check. An end written in a dead worker's place names those stored by then: more may have come.
         """
         state = self.state
         if state is None or not state.ended:
             return False
         if not state.output_digest:
             return True
-        return state.num_tokens == len(self.ids) and state.output_digest == self.digest()
+        enough = len(self.ids) == state.num_tokens if state.event == "finished" else len(self.ids) >= state.num_tokens
+        return enough and state.output_digest == self.digest(state.num_tokens)
 
     def _take_state(self, state: State) -> None:
         self.state = state

@@ -21,7 +21,6 @@ is done and does the rest.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -31,17 +30,16 @@ from pdq.bus import Bus, Delivery
 from pdq.errors import Interrupted, NotDecodable, PdqError, Rejected, Unavailable
 from pdq.log import Entry, RequestLog, first, follow
 from pdq.messages import (
-    DeadLetter,
     DecodeJob,
     ErrorInfo,
     Job,
     Promise,
     StageName,
     State,
-    encode_json,
 )
 from pdq.stage import claims
 from pdq.stage.attempt import Answer, Handoff, Outcome
+from pdq.stage.dead import DeadLetters
 from pdq.stage.jobs import publish_job
 from pdq.stage.work import ClaimedJob
 from pdq.telemetry import Metrics
@@ -64,6 +62,7 @@ class Settlement:
         self._stage = stage
         self._worker = worker
         self._max_attempts = max_attempts
+        self._dead = DeadLetters(bus, metrics, worker)
 
     async def settle(self, work: ClaimedJob, result: Outcome | Exception) -> None:
         """Apply the table. Raises Unavailable when the broker does not take it: the redelivery tries again."""
@@ -251,23 +250,20 @@ class Settlement:
     async def bury(
         self, delivery: Delivery, request: str, error: ErrorInfo, *, attempts: int = 0, trace: str = ""
     ) -> None:
-        """Put a message into PDQ_DEAD, with what is known of its end."""
+        """Put a job into PDQ_DEAD."""
         where = subjects.parse_job(delivery.subject)
-        letter = DeadLetter(
-            stage=self._stage,
+        await self._dead.bury(
+            self._stage,
+            where.tenant,
+            where.model,
+            request,
+            error,
             subject=delivery.subject,
-            request=request,
-            error=error,
-            attempts=attempts or delivery.num_delivered,
-            worker=self._worker,
-            trace=trace,
-            at=time.time(),
             body=delivery.data,
             headers=delivery.headers,
+            attempts=attempts or delivery.num_delivered,
+            trace=trace,
         )
-        self._metrics.dead_letter(self._stage, error.code)
-        subject = subjects.dead(self._stage, where.model, where.tenant, where.request)
-        await self._bus.publish(subject, encode_json(letter), msg_id=f"{where.tenant}.{request}.{self._stage}.dead")
 
 
 def _told(exc: Outcome | Exception) -> str:

@@ -1,0 +1,18 @@
+"""`python -m pdq_decode`: a worker of the decode stage. Settings: `PDQ_*` (pdq.settings)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdq.host import serve
+from pdq.service import run
+
+from pdq_decode.handler import DecodeHandler
+
+
+async def main(stop: asyncio.Event) -> None:
+    await serve("decode", {"decode": DecodeHandler}, stop)
+
+
+if __name__ == "__main__":
+    run("decode", main)

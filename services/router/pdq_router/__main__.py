@@ -1,0 +1,103 @@
+"""`python -m pdq_router`: routes requests, serves read and cancel, and reaps. Settings: `PDQ_*` (pdq.settings)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdq import settings as config
+from pdq import subjects
+from pdq.bus import Bus, Puller, connected
+from pdq.errors import Unavailable
+from pdq.service import Check, HealthServer, log_settings, run
+from pdq.stage import Loop
+from pdq.stage.dead import DeadLetters
+from pdq.telemetry import Metrics, Telemetry
+
+from pdq_router.endings import Endings
+from pdq_router.endpoints import Endpoints
+from pdq_router.reaper import Reaper
+from pdq_router.route import Router
+from pdq_router.tokens import Tokenizer, load_tokenizer
+
+DRAIN_S = 10.0
+STALL_S = 60.0
+
+
+class Service:
+    """The parts of a router, wired."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.bus_settings = config.load(config.BusSettings)
+        self.limits = config.load(config.LimitSettings)
+        self.limits.check()
+        self.http = config.load(config.HttpSettings)
+        self.router = config.load(config.RouterSettings)
+        self.trace = config.load(config.TelemetrySettings)
+        log_settings(self.bus_settings, self.limits, self.http, self.router, self.trace)
+        self.models = config.load_models(config.models_path())
+        self.worker = config.worker_id(config.load(config.WorkerSettings), "router")
+        self.metrics = Metrics(self.models.by_slug)
+        self.stop = stop
+        self.bus: Bus | None = None
+        self.tokenizers: dict[str, Tokenizer] = {}
+
+    async def run(self) -> None:
+        telemetry = Telemetry.start("router", self.trace, self.worker)
+        checks = [Check("broker", self._check_broker), Check("tokenizers", self._check_tokenizers)]
+        try:
+            async with (
+                HealthServer(self.http, self.metrics, checks, self.stop),
+                connected(self.bus_settings, f"pdq-{self.worker}") as bus,
+            ):
+                await bus.check_consumers(
+                    [(subjects.SUBMIT, subjects.ROUTER_CONSUMER), (subjects.REAP, subjects.REAPER_CONSUMER)]
+                )
+                self.bus = bus
+                for slug, spec in self.models.by_slug.items():
+                    self.tokenizers[slug] = await asyncio.to_thread(load_tokenizer, spec)
+                await self._work(bus, telemetry)
+        finally:
+            await asyncio.to_thread(telemetry.close)
+
+    async def _work(self, bus: Bus, telemetry: Telemetry) -> None:
+        endings = Endings(bus, self.metrics)
+        router = Router(
+            bus, telemetry, self.metrics, self.router, self.limits, self.models, self.tokenizers, self.worker
+        )
+        reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker))
+        await Endpoints(bus, endings).start()
+        loops = [
+            self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router),
+            self._loop(Puller(bus, subjects.REAP, [subjects.REAPER_CONSUMER]), reaper),
+        ]
+        async with asyncio.TaskGroup() as group:
+            lost = group.create_task(bus.watch(self.stop))
+            await asyncio.wait([group.create_task(loop.run(self.stop)) for loop in loops])
+            lost.cancel()
+
+    def _loop(self, puller: Puller, work: Router | Reaper) -> Loop:
+        return Loop(
+            puller,
+            work.process,
+            slots=self.router.slots,
+            ack_wait_s=self.limits.ack_wait_s,
+            stall_s=STALL_S,
+            drain_s=DRAIN_S,
+        )
+
+    async def _check_broker(self) -> None:
+        if self.bus is None:
+            raise Unavailable("not connected to the broker yet")
+        await self.bus.check()
+
+    async def _check_tokenizers(self) -> None:
+        if len(self.tokenizers) < len(self.models.by_slug):
+            raise Unavailable("the models' tokenizers are being loaded")
+
+
+async def main(stop: asyncio.Event) -> None:
+    await Service(stop).run()
+
+
+if __name__ == "__main__":
+    run("router", main)

@@ -1,0 +1,87 @@
+"""What a tenant may ask of the router: to read a request's log, and to cancel a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdq import subjects
+from pdq.bus import Bus
+from pdq.errors import PdqError
+from pdq.log import Entry, RequestLog, follow
+from pdq.messages import CancelReply, ErrorInfo, Event, ReadPage, ReadRequest, State, decode_json, encode_json
+
+from pdq_router.endings import Endings, running
+
+GRACE_S = 2.0
+"""How long a worker that was told to stop may take to end the request itself."""
+POLL_S = 0.05
+PAGE_BYTES = 512 * 1024
+QUEUE_GROUP = "pdq-router"
+
+
+class Endpoints:
+    def __init__(self, bus: Bus, endings: Endings) -> None:
+        self._bus = bus
+        self._endings = endings
+        self._log = RequestLog(bus)
+
+    async def start(self) -> None:
+        await self._bus.serve(subjects.READ_ALL, QUEUE_GROUP, self._read)
+        await self._bus.serve(subjects.CANCEL_ALL, QUEUE_GROUP, self._cancel)
+
+    async def _read(self, subject: str, data: bytes) -> bytes:
+        _, _, tenant, request = subject.split(".")
+        try:
+            wanted = decode_json(data or b"{}", ReadRequest)
+            page = await self._log.read(tenant, request, after=wanted.after, limit=wanted.limit)
+        except PdqError as exc:
+            return encode_json(ReadPage(error=ErrorInfo(code=exc.code, message=str(exc))))
+        return encode_json(_bounded(page))
+
+    async def _cancel(self, subject: str, data: bytes) -> bytes:
+        _, _, tenant, request = subject.split(".")
+        try:
+            state = await self.cancel(tenant, request)
+        except PdqError as exc:
+            return encode_json(CancelReply(error=ErrorInfo(code=exc.code, message=str(exc))))
+        if state is None:
+            error = ErrorInfo(code="not_found", message=f"no request {request}")
+            return encode_json(CancelReply(error=error))
+        return encode_json(CancelReply(state=state))
+
+    async def cancel(self, tenant: str, request: str) -> State | None:
+        """End a request and return its final state; None: there is none. Raises Unavailable.
+
+        A running worker is told, and given `GRACE_S` to store its tokens and write the end.
+        """
+
+        def change(newest: Entry | None) -> State | None:
+            if newest is None or newest.state.ended or not running(newest.state):
+                return None
+            return None if newest.state.event == "cancelling" else follow(newest.state, "cancelling", cause="client")
+
+        entry = await self._log.update(tenant, request, change)
+        if entry is None:
+            return None
+        if not entry.state.ended and running(entry.state):
+            await self._wait_for_end(tenant, request)
+        ended = await self._endings.end(tenant, request, "cancelled", cause="client")
+        return ended.state if ended is not None else None
+
+    async def _wait_for_end(self, tenant: str, request: str) -> None:
+        for _ in range(int(GRACE_S / POLL_S)):
+            await asyncio.sleep(POLL_S)
+            entry = await self._log.current(tenant, request)
+            if entry is None or entry.state.ended:
+                return
+
+
+def _bounded(page: ReadPage) -> ReadPage:
+    """As many events of a page as fit into one answer; at least one."""
+    size, fitting = 0, list[Event]()
+    for event in page.events:
+        size += len(encode_json(event))
+        if fitting and size > PAGE_BYTES:
+            return ReadPage(events=tuple(fitting), more=True)
+        fitting.append(event)
+    return page

@@ -1,0 +1,95 @@
+"""The reaper: deadlines that have come, and messages that the broker gave up on.
+
+The broker keeps a message for ever that was delivered too often; its advisory makes it an end and a dead
+letter here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from pdq import subjects
+from pdq.bus import Bus, Delivery
+from pdq.errors import Retryable
+from pdq.log import RequestLog
+from pdq.messages import ErrorInfo
+from pdq.stage.dead import DeadLetters
+from pdq.stage.run import Run
+
+from pdq_router.endings import Endings, running
+
+log = logging.getLogger("pdq.router")
+
+GRACE_S = 2.0
+"""How long after the deadline a running worker may take to end the request itself."""
+RETRY_S = 1.0
+ADVISORY = "$JS.EVENT.ADVISORY."
+
+
+class Reaper:
+    """`process` is what the worker loop calls for each message of PDQ_REAP."""
+
+    def __init__(self, bus: Bus, endings: Endings, dead: DeadLetters) -> None:
+        self._bus = bus
+        self._dead = dead
+        self._endings = endings
+        self._log = RequestLog(bus)
+
+    async def process(self, delivery: Delivery, run: Run) -> None:
+        try:
+            if delivery.subject.startswith(ADVISORY):
+                await self._given_up(delivery)
+            else:
+                await self._due(delivery)
+        except Retryable as exc:
+            log.warning("reaper: %s", exc)
+            await delivery.nak(RETRY_S)
+
+    async def _due(self, delivery: Delivery) -> None:
+        *_, tenant, request = delivery.subject.split(".")
+        entry = await self._log.current(tenant, request)
+        late = time.time() - (entry.state.deadline if entry else 0.0)
+        if entry is not None and not entry.state.ended and late < 0:
+            await delivery.nak(min(-late, 1.0) + 0.01)
+            return
+        if entry is not None and not entry.state.ended and running(entry.state) and late < GRACE_S:
+            await delivery.nak(GRACE_S - late)
+            return
+        if entry is not None and not entry.state.ended:
+            error = ErrorInfo(code="deadline_exceeded", message="the deadline passed while the request waited")
+            await self._endings.end(tenant, request, "expired", error=error)
+            log.info("expired", extra={"action": "reaper.expired", "request_id": request})
+        await delivery.ack()
+
+    async def _given_up(self, delivery: Delivery) -> None:
+        advisory = json.loads(delivery.data)
+        stream, seq = str(advisory["stream"]), int(advisory["stream_seq"])
+        stored = await self._bus.get(stream, seq)
+        if stored is not None:
+            deliveries = int(advisory.get("deliveries", 0))
+            await self._bury(stream, stored.subject, stored.data, stored.headers, deliveries)
+            await self._bus.delete(stream, seq)
+        await delivery.ack()
+
+    async def _bury(self, stream: str, subject: str, data: bytes, headers: dict[str, str], deliveries: int) -> None:
+        if stream == subjects.SUBMIT:
+            # A submit has no request of its own before it is accepted; the router naks only when the broker fails it.
+            log.error("a submit was delivered %d times and given up", deliveries)
+            return
+        where = subjects.parse_job(subject)
+        message = f"the {where.stage} job was delivered {deliveries} times and never settled"
+        error = ErrorInfo(code="too_many_deliveries", message=message)
+        await self._endings.end(where.tenant, where.request, "failed", error=error)
+        await self._dead.bury(
+            where.stage,
+            where.tenant,
+            where.model,
+            where.request,
+            error,
+            subject=subject,
+            body=data,
+            headers=headers,
+            attempts=deliveries,
+        )

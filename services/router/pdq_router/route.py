@@ -1,0 +1,298 @@
+"""Routing: from a submit message to `accepted`, `routed` and a queued job, or to one `failed` event.
+
+Everything follows from the message (its body, headers, sequence and stored time), so a message that is
+delivered again, to this router or another, is routed to the same job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pdq import subjects
+from pdq.bus import Bus, Delivery
+from pdq.errors import QueueFull, Rejected, Retryable
+from pdq.log import Entry, RequestLog, first, follow
+from pdq.messages import (
+    DecodeJob,
+    ErrorInfo,
+    Job,
+    Order,
+    PrefillJob,
+    Priority,
+    State,
+    pack_ids,
+)
+from pdq.settings import LimitSettings, Models, RouterSettings
+from pdq.stage.dead import DeadLetters
+from pdq.stage.jobs import publish_job
+from pdq.stage.run import Run
+from pdq.telemetry import Metrics, StageSpan, Telemetry
+
+from pdq_router import prepare
+from pdq_router.order import OrderInputs, decide
+from pdq_router.timers import Timers
+from pdq_router.tokens import Tokenizer
+from pdq_router.workers import LiveWorkers
+
+log = logging.getLogger("pdq.router")
+
+INLINE_BYTES = 16_384
+"""Bodies over this are tokenised in a thread, so that they hold up nobody."""
+UNAVAILABLE_DELAY_S = 1.0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
+    """A submit message, as far as its subject and headers tell."""
+
+    request: str
+    tenant: str
+    model: str
+    seq: int
+    stored_s: float
+    body: bytes
+    deadline: float = 0.0
+    priority: Priority = "normal"
+    order: Order | None = None
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.body).hexdigest()
+
+
+class Router:
+    """`process` is what the worker loop calls for each submit message."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        telemetry: Telemetry,
+        metrics: Metrics,
+        settings: RouterSettings,
+        limits: LimitSettings,
+        models: Models,
+        tokenizers: Mapping[str, Tokenizer],
+        worker: str,
+    ) -> None:
+        self._bus = bus
+        self._telemetry = telemetry
+        self._metrics = metrics
+        self._settings = settings
+        self._limits = limits
+        self._models = models
+        self._tokenizers = tokenizers
+        self._worker = worker
+        self._log = RequestLog(bus)
+        self._timers = Timers(bus)
+        self._live = LiveWorkers(bus)
+        self._dead = DeadLetters(bus, metrics, worker)
+
+    async def process(self, delivery: Delivery, run: Run) -> None:
+        submit, refused = self._read(delivery)
+        if delivery.num_delivered > 1:
+            self._metrics.redelivered("route")
+        with self._telemetry.process(
+            "route",
+            delivery.stream,
+            delivery.headers,
+            request=submit.request,
+            tenant=submit.tenant,
+            model=submit.model,
+            worker=self._worker,
+            stored_ns=delivery.stored_ns,
+            message_id=str(delivery.seq),
+            deliveries=delivery.num_delivered,
+        ) as span:
+            try:
+                await self._process(delivery, submit, refused, span)
+            except Retryable as exc:
+                log.warning("route: %s", exc, extra={"request_id": submit.request})
+                span.fail(exc.code, str(exc))
+                await delivery.nak(UNAVAILABLE_DELAY_S)
+
+    def _read(self, delivery: Delivery) -> tuple[Submit, Rejected | None]:
+        """The submit, and what is wrong with its headers. A bad name fails under the sequence's name."""
+        where = subjects.parse_submit(delivery.subject)
+        known: dict[str, Any] = {
+            "request": prepare.sequence_id(delivery.seq),
+            "tenant": where.tenant,
+            "model": where.model,
+            "seq": delivery.seq,
+            "stored_s": delivery.stored_s,
+            "body": delivery.data,
+        }
+        limits, settings = self._limits, self._settings
+        try:
+            known["request"] = prepare.request_id(delivery.headers, delivery.seq)
+            lasts = prepare.deadline_s(
+                delivery.headers, default_s=settings.default_deadline_s, max_s=limits.max_deadline_s
+            )
+            known["deadline"] = delivery.stored_s + lasts
+            known["priority"] = prepare.priority(delivery.headers)
+            known["order"] = prepare.requested_order(delivery.headers)
+        except Rejected as exc:
+            return Submit(**known), exc
+        return Submit(**known), None
+
+    async def _process(self, delivery: Delivery, submit: Submit, refused: Rejected | None, span: StageSpan) -> None:
+        accepted = await self._accept(submit, span)
+        if accepted is None:
+            await self._duplicate(submit, span)
+        elif accepted.state.submit_seq != submit.seq or accepted.state.ended:
+            log.info("submit dropped: known already", extra={"request_id": submit.request})
+            span.end("dropped")
+        elif refused is not None:
+            await self._fail(submit, refused, span)
+        else:
+            try:
+                await self._route(submit, accepted, delivery, span)
+            except Rejected as exc:
+                await self._fail(submit, exc, span)
+                if exc.code == "invalid_json":
+                    await self._bury(delivery, submit, exc)
+        await delivery.ack()
+
+    async def _accept(self, submit: Submit, span: StageSpan) -> Entry | None:
+        """Store `accepted`, once for an id. None: the id belongs to another body."""
+
+        def change(newest: Entry | None) -> State | None:
+            if newest is not None:
+                return None
+            return first(
+                "accepted",
+                submit_seq=submit.seq,
+                submitted=submit.stored_s,
+                digest=submit.digest,
+                trace=span.trace_id,
+                model=submit.model,
+                priority=submit.priority,
+                deadline=submit.deadline,
+            )
+
+        entry = await self._log.update(submit.tenant, submit.request, change)
+        assert entry is not None
+        same = entry.state.submit_seq == submit.seq or entry.state.digest == submit.digest
+        return entry if same else None
+
+    async def _duplicate(self, submit: Submit, span: StageSpan) -> None:
+        """Another body under an id that is taken: it fails under its sequence's name."""
+        own = msgspec.structs.replace(submit, request=prepare.sequence_id(submit.seq))
+        message = f"Pdq-Request {submit.request} was used for another body already"
+        if await self._accept(own, span) is not None:
+            await self._fail(own, Rejected(message, code="duplicate_id", param="Pdq-Request"), span)
+
+    async def _route(self, submit: Submit, accepted: Entry, delivery: Delivery, span: StageSpan) -> None:
+        began = time.perf_counter()
+        prepared = await self._prepare(submit)
+        span.set_sampling(prepared.sampling)
+        spec = prepared.spec
+        decision = decide(
+            OrderInputs(
+                requested=submit.order,
+                default=self._settings.order,
+                prompt_tokens=len(prepared.prompt),
+                chunk_tokens=spec.chunk_tokens,
+                live_prefill_workers=await self._live.count("prefill", spec.slug),
+            )
+        )
+        timings = {
+            "route_queue": round(span.queue_wait_s * 1e3, 3),
+            "route": round((time.perf_counter() - began) * 1e3, 3),
+        }
+
+        def routed(newest: Entry | None) -> State | None:
+            if newest is None or newest.state.event not in ("accepted", "cancelling"):
+                return None
+            if newest.state.event == "cancelling":
+                return follow(newest.state, "cancelled", cause=newest.state.cause)
+            return follow(
+                newest.state,
+                "routed",
+                model=spec.slug,
+                order=decision.order,
+                reason=decision.reason,
+                inputs=decision.inputs,
+                prompt_tokens=len(prepared.prompt),
+                timings_ms=timings,
+            )
+
+        # Before `routed`: what is routed has a timer, whatever dies in between.
+        await self._timers.set(submit.tenant, submit.request, submit.deadline)
+        entry = await self._log.update(submit.tenant, submit.request, routed)
+        # A second delivery after `routed` publishes the job of the order that stands in the log.
+        if entry is not None and entry.state.event == "routed":
+            await self._queue(submit, entry.state, _job(submit, prepared, entry.state), span)
+
+    async def _prepare(self, submit: Submit) -> prepare.Prepared:
+        def work() -> prepare.Prepared:
+            return prepare.prepare(
+                submit.body,
+                subject_model=submit.model,
+                request=submit.request,
+                models=self._models,
+                tokenizers=self._tokenizers,
+                default_max_tokens=self._settings.default_max_tokens,
+            )
+
+        return await asyncio.to_thread(work) if len(submit.body) > INLINE_BYTES else work()
+
+    async def _queue(self, submit: Submit, state: State, job: Job, span: StageSpan) -> None:
+        span.set(order=state.order, reason=state.reason, prompt_tokens=state.prompt_tokens)
+        try:
+            await publish_job(self._bus, job, span.headers())
+        except QueueFull as exc:
+            raise Rejected(f"the queue is full: {exc}", code="queue_full") from exc
+        self._metrics.routed(state.order, state.reason)
+        self._metrics.queue_wait("route", span.queue_wait_s)
+        self._metrics.stage("route", state.timings_ms.get("route", 0.0) / 1e3)
+        fields = {"action": "route.routed", "request_id": submit.request, "order": state.order}
+        log.info("routed", extra={**fields, "reason": state.reason, "prompt_tokens": state.prompt_tokens})
+
+    async def _fail(self, submit: Submit, exc: Rejected, span: StageSpan) -> None:
+        """End the request with one `failed` event."""
+        error = ErrorInfo(code=exc.code, message=str(exc), param=exc.param)
+        span.fail(error.code, f"{error.code} {error.param or ''}".rstrip())
+
+        def failing(newest: Entry | None) -> State | None:
+            if newest is None or newest.state.ended:
+                return None
+            return follow(newest.state, "failed", error=error)
+
+        entry = await self._log.update(submit.tenant, submit.request, failing)
+        if entry is not None:
+            self._metrics.ended(entry.state.model, entry.state.order, entry.state.event)
+        await self._timers.stop(submit.tenant, submit.request)
+        fields = {"action": "route.failed", "request_id": submit.request, "code": error.code}
+        log.info("refused", extra={**fields, "param": error.param or ""})
+
+    async def _bury(self, delivery: Delivery, submit: Submit, exc: Rejected) -> None:
+        """A body that nobody can read goes to PDQ_DEAD: its sender may not be reading the log."""
+        await self._dead.bury(
+            "route",
+            submit.tenant,
+            submit.model,
+            submit.request,
+            ErrorInfo(code=exc.code, message=str(exc), param=exc.param),
+            subject=delivery.subject,
+            body=delivery.data,
+            headers=delivery.headers,
+            attempts=delivery.num_delivered,
+        )
+
+
+def _job(submit: Submit, prepared: prepare.Prepared, state: State) -> Job:
+    kind = PrefillJob if state.order == "prefill-first" else DecodeJob
+    return kind(
+        request=submit.request,
+        tenant=submit.tenant,
+        model=prepared.spec.slug,
+        priority=submit.priority,
+        deadline=submit.deadline,
+        prompt=pack_ids(prepared.prompt),
+        sampling=prepared.sampling,
+    )

@@ -1,0 +1,238 @@
+"""The process of a worker: an engine, a broker connection, and the loops of its stages.
+
+A worker is ready only once its engine has produced a token and its KV tier has stored and loaded a chunk
+(`Engine.start` proves both). It stops in order: no new jobs, let finish what fits in the drain time, give
+back the rest, close the engine, flush the spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from pdq import settings as config
+from pdq import subjects
+from pdq.bus import Bus, Outbox, Puller, connected
+from pdq.engines.base import Engine
+from pdq.engines.factory import create
+from pdq.engines.vllm_config import Role
+from pdq.errors import Unavailable
+from pdq.kv.contract import read_key
+from pdq.messages import PRIORITIES, StageName, WorkerBeat, encode_json
+from pdq.service import Check, HealthServer, log_settings
+from pdq.stage import Handler, Loop, StageWorker
+from pdq.stage.watch import Watch
+from pdq.telemetry import Metrics, Telemetry
+
+log = logging.getLogger("pdq.host")
+
+MakeHandler = Callable[[Engine, bytes], Handler[Any]]
+"""A handler over a started engine; the bytes key the hash of tenants in KV salts."""
+
+STATS_S = 5.0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """All groups a worker reads."""
+
+    bus: config.BusSettings
+    limits: config.LimitSettings
+    trace: config.TelemetrySettings
+    http: config.HttpSettings
+    worker: config.WorkerSettings
+    engine: config.EngineSettings
+    kv: config.KvSettings
+
+    @classmethod
+    def load(cls) -> Settings:
+        """From the environment. Raises Misconfigured."""
+        return cls(
+            config.load(config.BusSettings),
+            config.load(config.LimitSettings),
+            config.load(config.TelemetrySettings),
+            config.load(config.HttpSettings),
+            config.load(config.WorkerSettings),
+            config.load(config.EngineSettings),
+            config.load(config.KvSettings),
+        )
+
+
+async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: asyncio.Event) -> None:
+    """Run a worker of these stages until `stop` is set. Raises Misconfigured or Unavailable."""
+    settings = Settings.load()
+    log_settings(*(getattr(settings, name) for name in settings.__struct_fields__))
+    spec = config.load_models(config.models_path()).one(settings.worker.model)
+    worker = config.worker_id(settings.worker, role)
+    metrics = Metrics([spec.slug])
+    engine = create(spec, role, settings.engine, settings.kv)
+    host = _Host(settings, worker, engine, metrics, stop)
+    telemetry = Telemetry.start(role if role != "both" else "worker", settings.trace, worker)
+    try:
+        async with (
+            HealthServer(settings.http, metrics, host.checks(), stop),
+            connected(settings.bus, f"pdq-{role}-{worker}") as bus,
+        ):
+            host.bus = bus
+            await bus.check_consumers(
+                [
+                    (subjects.STAGE_STREAM[stage], subjects.consumer(spec.slug, p))
+                    for stage in stages
+                    for p in PRIORITIES
+                ]
+            )
+            async with host.engine_running(), host.parts(telemetry) as parts:
+                metrics.worker(role, spec.slug, engine.info.name)
+                await host.work(
+                    {stage: make(engine, read_key(settings.kv.key_file)) for stage, make in stages.items()}, parts
+                )
+    finally:
+        await asyncio.to_thread(telemetry.close)
+
+
+def _consumers(stage: StageName, model: str) -> list[tuple[str, str]]:
+    """(stream, consumer) of each priority, most urgent first."""
+    return [(subjects.STAGE_STREAM[stage], subjects.consumer(model, priority)) for priority in PRIORITIES]
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """What the stages of one worker share."""
+
+    outbox: Outbox
+    watch: Watch
+    telemetry: Telemetry
+
+
+class _Host:
+    def __init__(self, settings: Settings, worker: str, engine: Engine, metrics: Metrics, stop: asyncio.Event) -> None:
+        self.bus: Bus | None = None
+        self._settings = settings
+        self._worker = worker
+        self._engine = engine
+        self._metrics = metrics
+        self._stop = stop
+        self._started = False
+        self._loops: dict[StageName, Loop] = {}
+
+    def checks(self) -> list[Check]:
+        return [Check("broker", self._check_broker), Check("engine", self._check_engine)]
+
+    async def _check_broker(self) -> None:
+        if self.bus is None:
+            raise Unavailable("not connected to the broker yet")
+        await self.bus.check()
+
+    async def _check_engine(self) -> None:
+        if not self._started:
+            raise Unavailable("the engine is starting")
+        await self._engine.check()
+
+    @contextlib.asynccontextmanager
+    async def engine_running(self) -> AsyncIterator[None]:
+        """The engine, started; a stop signal during the start ends it."""
+        starting = asyncio.create_task(self._engine.start())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                self._started = True
+            yield
+        finally:
+            stopping.cancel()
+            starting.cancel()
+            self._started = False
+            await self._engine.close()
+
+    @contextlib.asynccontextmanager
+    async def parts(self, telemetry: Telemetry) -> AsyncIterator[_Parts]:
+        assert self.bus is not None
+        outbox, watch = Outbox(self.bus), Watch(self.bus)
+        await outbox.start()
+        await watch.start()
+        try:
+            yield _Parts(outbox, watch, telemetry)
+        finally:
+            await outbox.close()
+
+    async def work(self, handlers: Mapping[StageName, Handler[Any]], parts: _Parts) -> None:
+        """Run the loop of each stage, and the beats, until the stop signal or the loss of the broker."""
+        assert self.bus is not None
+        if self._stop.is_set():
+            return
+        for stage, handler in handlers.items():
+            self._loops[stage] = self._loop(self.bus, stage, handler, parts)
+        log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
+        async with asyncio.TaskGroup() as group:
+            side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
+            lost = group.create_task(self.bus.watch(self._stop))
+            loops = [group.create_task(loop.run(self._stop)) for loop in self._loops.values()]
+            await asyncio.wait(loops)
+            for task in (*side, lost):
+                task.cancel()
+
+    @property
+    def _slots(self) -> int:
+        return min(self._settings.worker.slots, self._engine.info.slots)
+
+    def _loop(self, bus: Bus, stage: StageName, handler: Handler[Any], parts: _Parts) -> Loop:
+        worker = StageWorker(
+            stage,
+            handler,
+            bus=bus,
+            outbox=parts.outbox,
+            watch=parts.watch,
+            telemetry=parts.telemetry,
+            metrics=self._metrics,
+            worker=self._worker,
+            max_attempts=self._settings.worker.max_attempts,
+        )
+        consumers = [name for _, name in _consumers(stage, self._engine.info.model)]
+        return Loop(
+            Puller(bus, subjects.STAGE_STREAM[stage], consumers),
+            worker.process,
+            slots=self._slots,
+            ack_wait_s=self._settings.limits.ack_wait_s,
+            stall_s=self._settings.worker.stall_s,
+            drain_s=self._settings.worker.drain_s,
+            on_change=lambda _: self._count_busy(),
+        )
+
+    def _count_busy(self) -> None:
+        self._metrics.slots(sum(loop.busy for loop in self._loops.values()), self._slots * len(self._loops))
+
+    async def _beats(self, bus: Bus) -> None:
+        """Say that this worker is alive; the bucket forgets who does not."""
+        self._count_busy()
+        keys = {stage: subjects.worker_key(stage, self._engine.info.model, self._worker) for stage in self._loops}
+        try:
+            while True:
+                for stage, key in keys.items():
+                    with contextlib.suppress(Unavailable):
+                        await bus.publish(key, self._beat(stage), timeout_s=2)
+                await asyncio.sleep(self._settings.limits.worker_ttl_s / 3)
+        finally:
+            with contextlib.suppress(Unavailable):
+                for key in keys.values():
+                    await bus.purge(subjects.WORKERS, key)
+
+    def _beat(self, stage: StageName) -> bytes:
+        info = self._engine.info
+        beat = WorkerBeat(
+            worker=self._worker,
+            stage=stage,
+            model=info.model,
+            contract=info.contract,
+            slots=self._slots,
+            busy=self._loops[stage].busy,
+        )
+        return encode_json(beat)
+
+    async def _stats(self) -> None:
+        while True:
+            self._metrics.engine(await self._engine.stats())
+            await asyncio.sleep(STATS_S)
