@@ -12,7 +12,7 @@ from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSeq
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
 from tests.broker import Broker
-from tests.integration.conftest import MODEL
+from tests.stack import MODEL
 
 
 def job(request: str, priority: str = "normal") -> str:

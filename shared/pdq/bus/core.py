@@ -99,6 +99,7 @@ class Bus:
         self._nc = NatsClient()
         self._on_reconnect: list[Callable[[], None]] = []
         self._reported: tuple[str, float] = ("", 0.0)
+        self._closing = False
 
     @classmethod
     async def connect(cls, settings: BusSettings, name: str) -> Bus:
@@ -184,6 +185,7 @@ class Bus:
 
     async def close(self) -> None:
         """Flush and close; bounded."""
+        self._closing = True
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
             await self._nc.flush(timeout=2)
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
@@ -451,7 +453,8 @@ class Bus:
             log.warning("broker connection: %s", text)
 
     async def _on_disconnected(self) -> None:
-        log.warning("lost the broker at %s, reconnecting", self.place)
+        if not self._closing:
+            log.warning("lost the broker at %s, reconnecting", self.place)
 
     async def _on_reconnected(self) -> None:
         self.reconnects += 1
