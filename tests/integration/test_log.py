@@ -1,0 +1,134 @@
+"""The request log against a real broker: exactly one end, whoever writes; tokens without gap or repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from pdq import subjects
+from pdq.bus import Bus, Outbox
+from pdq.client import Client
+from pdq.errors import Rejected, Unavailable, WrongSequence
+from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
+from pdq.messages import State
+from tests.broker import Broker
+
+
+async def test_racing_writers_leave_exactly_one_end(bus: Bus) -> None:
+    log = RequestLog(bus)
+    ends = ("finished", "failed", "cancelled", "expired")
+
+    async def race(request: str, event: str) -> Entry | None:
+        def change(newest: Entry | None) -> State | None:
+            return None if newest is None or newest.state.ended else follow(newest.state, event)  # type: ignore[arg-type]
+
+        await asyncio.sleep(random.random() * 0.01)
+        return await log.update("t", request, change)
+
+    async def one(request: str) -> None:
+        await log.append("t", request, None, first("accepted"))
+        seen = await asyncio.gather(*(race(request, event) for event in ends))
+        assert len({entry.seq for entry in seen if entry}) == 1
+        page = await log.read("t", request)
+        stored = [e.state.event for e in page.events if e.state]
+        assert stored[0] == "accepted" and len(stored) == 2 and stored[1] in ends
+
+    await asyncio.gather(*(one(f"r{i}") for i in range(100)))
+
+
+async def test_a_writer_knows_its_own_record_after_a_lost_acknowledgement(bus: Bus) -> None:
+    log = RequestLog(bus)
+    state = first("accepted")
+    stored = await log.append("t", "r", None, state)
+    again = await log.append("t", "r", None, state)
+    assert again.seq == stored.seq
+    with pytest.raises(WrongSequence):
+        await log.append("t", "r", None, first("accepted"))
+
+
+async def test_an_id_is_accepted_once(bus: Bus) -> None:
+    log = RequestLog(bus)
+    results = await asyncio.gather(
+        *(log.append("t", "r", None, first("accepted")) for _ in range(8)), return_exceptions=True
+    )
+    assert sum(isinstance(r, Entry) for r in results) == 1
+
+
+async def test_tokens_survive_a_killed_broker_in_order(bus: Bus, broker: Broker) -> None:
+    outbox = Outbox(bus)
+    await outbox.start()
+    log = RequestLog(bus)
+    claim = await log.append("t", "r", None, follow(first("accepted"), "claim"))
+    entry = await log.append("t", "r", claim, with_attempt(claim.state, 1))
+    writer = OutputWriter(outbox, "t", "r", 1, Transcript())
+    for index in range(200):
+        await writer.write([index], f" {index}", None)
+        if index == 80:
+            broker.kill()
+            await asyncio.sleep(0.3)
+            broker.start()
+        await asyncio.sleep(0.001)
+    await writer.flush()
+    fields = {"num_tokens": writer.num_tokens, "output_digest": writer.digest()}
+    await log.append("t", "r", entry, follow(entry.state, "finished", **fields))
+    transcript = Transcript()
+    stored = await bus.read(subjects.LOG, subjects.log_of("t", "r"), limit=1000)
+    for record in stored:
+        transcript.feed(to_event(record))
+    await outbox.close()
+    assert transcript.ids == list(range(200)) and transcript.complete()
+
+
+async def test_a_second_attempt_compares_before_it_goes_on(bus: Bus) -> None:
+    outbox = Outbox(bus)
+    await outbox.start()
+    shown = Transcript()
+    shown.ids, shown.text = [1, 2, 3], "abc"
+    writer = OutputWriter(outbox, "t", "same", 2, shown)
+    await writer.write([1, 2], "ab", None)
+    await writer.write([3, 4], "cd", None)
+    await writer.write([5], "e", None)
+    await writer.flush()
+    stored = await bus.read(subjects.LOG, subjects.out("t", "same"))
+    outs = [to_event(s).out for s in stored]
+    assert [(o.index, o.text, o.token_ids()) for o in outs if o] in (
+        [(3, "d", [4]), (4, "e", [5])],
+        [(3, "de", [4, 5])],
+    )
+    other = OutputWriter(outbox, "t", "other", 2, shown)
+    with pytest.raises(Rejected, match="token 2") as caught:
+        await other.write([1, 2, 9], "abx", None)
+    assert caught.value.code == "diverged"
+    short = OutputWriter(outbox, "t", "short", 2, shown)
+    await short.write([1, 2], "ab", None)
+    with pytest.raises(Rejected):
+        short.check_end()
+    await outbox.close()
+
+
+async def test_read_up_to_refuses_to_guess(bus: Bus) -> None:
+    log = RequestLog(bus)
+    entry = await log.append("t", "r", None, first("accepted"))
+    assert [e.seq for e in await log.read_up_to("t", "r", entry.seq)] == [entry.seq]
+    with pytest.raises(Unavailable):
+        await log.read_up_to("t", "r", entry.seq + 100)
+
+
+async def test_live_copies_come_in_order_with_their_sequences(bus: Bus) -> None:
+    log = RequestLog(bus)
+    client = Client(bus, "t")
+    async with client.follow("r", catch_up=False) as follower:
+        entry = await log.append("t", "r", None, first("accepted"))
+        for _ in range(5):
+            entry = await log.append("t", "r", entry, follow(entry.state, "claim"))
+        await log.append("t", "r", entry, follow(entry.state, "finished"))
+        seen = [event.seq async for event in follower.events(10)]
+    assert seen == [e.seq for e in (await log.read("t", "r")).events]
+
+
+def with_attempt(state: State, attempt: int) -> State:
+    from pdq.messages import StageClaims
+
+    return follow(state, "claim", decode=StageClaims(attempt=attempt, owner="w"))

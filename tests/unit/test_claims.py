@@ -1,0 +1,95 @@
+"""What a worker may do with a job: the table of verdicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdq.log import Entry, first, follow
+from pdq.messages import Promise, StageClaims, State
+from pdq.stage import claims
+from pdq.stage.claims import Claim, Drop, End, Resend, judge, owns
+
+NOW = 1_000.0
+
+
+def routed(**fields: object) -> State:
+    return follow(first("accepted", deadline=NOW + 60), "routed", **fields)
+
+
+def verdict(state: State | None, stage: str = "decode", now: float = NOW) -> claims.Verdict:
+    entry = None if state is None else Entry(7, state)
+    return judge(entry, stage, "me", now, max_attempts=3)  # type: ignore[arg-type]
+
+
+def test_no_state_counts_as_ended() -> None:
+    assert isinstance(verdict(None), Drop)
+
+
+@pytest.mark.parametrize("event", ["finished", "failed", "cancelled", "expired"])
+def test_an_ended_request_is_dropped(event: str) -> None:
+    assert verdict(follow(routed(), event)) == Drop(f"already {event}")  # type: ignore[arg-type]
+
+
+def test_a_claimer_that_finds_a_cancel_ends_it() -> None:
+    found = verdict(follow(routed(), "cancelling", cause="client"))
+    assert isinstance(found, End) and found.state.event == "cancelled" and found.state.cause == "client"
+
+
+def test_a_passed_deadline_ends_it_unseen() -> None:
+    found = verdict(routed(), now=NOW + 60)
+    assert isinstance(found, End) and found.state.event == "expired"
+    assert found.state.error is not None and found.state.error.code == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_a_first_claim(stage: str) -> None:
+    found = verdict(routed(), stage)
+    assert isinstance(found, Claim)
+    mine = claims.of_stage(found.state, stage)  # type: ignore[arg-type]
+    assert (mine.attempt, mine.owner, mine.failures) == (1, "me", 0)
+    assert found.state.event == "claim" and found.state.stage == stage
+
+
+def test_an_owner_that_neither_finished_nor_released_counts_as_a_failure() -> None:
+    found = verdict(routed(decode=StageClaims(attempt=1, owner="dead", failures=0)))
+    assert isinstance(found, Claim)
+    assert (found.state.decode.attempt, found.state.decode.failures) == (2, 1)
+
+
+def test_a_release_by_drain_is_no_failure() -> None:
+    found = verdict(routed(decode=StageClaims(attempt=5, owner="", failures=0)))
+    assert isinstance(found, Claim)
+    assert (found.state.decode.attempt, found.state.decode.failures) == (6, 0)
+
+
+def test_too_many_failures_end_as_a_dead_letter() -> None:
+    found = verdict(routed(decode=StageClaims(attempt=3, owner="dead", failures=2)))
+    assert isinstance(found, End) and found.dead_letter and found.state.event == "failed"
+    assert found.state.error is not None and found.state.error.code == "too_many_attempts"
+
+
+def test_a_prefilled_job_only_resends_its_handoff() -> None:
+    state = follow(routed(), "prefilled", promise=Promise(tokens=32), prefill=StageClaims(attempt=1))
+    assert verdict(state, "prefill") == Resend(state)
+
+
+def test_a_prefill_job_that_decode_has_is_dropped() -> None:
+    state = routed(promise=Promise(tokens=32), decode=StageClaims(attempt=1, owner="d"))
+    assert isinstance(verdict(state, "prefill"), Drop)
+
+
+def test_claims_fence_only_their_own_stage() -> None:
+    state = routed(prefill=StageClaims(attempt=2, owner="p"), decode=StageClaims(attempt=1, owner="d"))
+    entry = Entry(9, state)
+    assert owns(entry, "prefill", 2) == ""
+    assert owns(entry, "prefill", 1) == "fenced"
+    assert owns(entry, "decode", 1) == ""
+    assert owns(Entry(9, follow(state, "finished")), "decode", 1) == "ended"
+    assert owns(None, "decode", 1) == "ended"
+
+
+def test_follow_keeps_the_register_and_forgets_what_was_said_of_one_event() -> None:
+    state = follow(routed(order="prefill-first"), "released", stage="decode", worker="w", cause="drain")
+    after = follow(state, "claim", stage="decode")
+    assert (after.order, after.cause, after.worker) == ("prefill-first", "", "")
+    assert after.nonce != state.nonce
