@@ -1,0 +1,270 @@
+"""The body of a submit: OpenAI's chat (`messages`) or completions (`prompt`) shape, strictly.
+
+Every field that is served stands in `ChatBody` and `CompletionBody`; anything else is refused by its name, so
+that no option is dropped in silence and nothing internal (transfer parameters, salts) comes in from outside.
+A field that is null counts as absent. `stream`, `stream_options`, `user` and `metadata` are accepted for the
+sake of OpenAI's clients and never used: the answer always streams, and the tenant comes from the subject.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from pdq.errors import Rejected
+
+from pdq_router.refusals import Code, field_name, hidden, refuse, shown
+
+LONGEST_STOP_CHARS = 1024
+MOST_STOP_TOKEN_IDS = 64
+MOST_LOGIT_BIASES = 300
+"""Well below what vLLM holds per request (128 and 1024); beyond that its worker dies."""
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP_CHARS)]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A field without a place here is an error."""
+
+
+class TextPart(_Strict, frozen=True, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Strict, frozen=True, kw_only=True):
+    """One turn. Roles are those that chat templates in general know."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Name | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts are joined by line ends, as vLLM's own server does."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+class ResponseFormat(_Strict, frozen=True, kw_only=True):
+    type: Literal["text"]
+
+
+class _Common(_Strict, frozen=True, kw_only=True):
+    """What both shapes share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] = []
+    stop_token_ids: Annotated[list[int], Meta(max_length=MOST_STOP_TOKEN_IDS)] = []
+    ignore_eos: bool = False
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=MOST_LOGIT_BIASES)] = {}
+    """Token id in decimal digits → -100..100; checked by `bias`."""
+    n: int = 1
+    response_format: ResponseFormat | None = None
+
+    stream: bool = False
+    stream_options: dict[str, Any] = {}
+    user: str = ""
+    metadata: dict[str, Any] = {}
+
+    def limit(self) -> tuple[str, int | None]:
+        """The field that bounds the answer, and its value in tokens."""
+        return "max_tokens", self.max_tokens
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def bias(self) -> dict[int, float]:
+        """`logit_bias` by token id. Raises Rejected, naming the entry."""
+        return {_bias_id(key): _bias_value(key, value) for key, value in self.logit_bias.items()}
+
+
+class ChatBody(_Common, frozen=True, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    def limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().limit()
+
+    def num_logprobs(self) -> int | None:
+        """As `Sampling.logprobs`: None = none, 0 = the sampled token's only."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(_Common, frozen=True, kw_only=True):
+    prompt: str | list[int]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+Body = ChatBody | CompletionBody
+
+NOT_SERVED = frozenset(
+    "audio best_of echo function_call functions min_p modalities parallel_tool_calls prediction reasoning_effort "
+    "repetition_penalty suffix tool_choice tools top_k".split()
+)
+"""Fields of OpenAI's and vLLM's APIs that people will try: refused as `unsupported`, not as unknown."""
+
+
+def parse_body(raw: bytes) -> Body:
+    """A submitted body, checked as far as it can be without a model. Raises Rejected, and nothing else."""
+    document = _decode(raw)
+    if not isinstance(document, dict):
+        raise refuse("invalid_json", None, f"body is {hidden(document)}; expected a JSON object")
+    fields = {name: value for name, value in document.items() if value is not None}
+    kind = _kind(fields)
+    _refuse_unknown(document, kind)
+    try:
+        body = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as exc:
+        # Not chained: msgspec's message holds the value in full.
+        raise _explained(fields, str(exc)) from None
+    _check(body)
+    return body
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        raw.decode("utf-8")
+        document = msgspec.json.decode(raw)
+        json.loads(raw, object_pairs_hook=_once)
+    except UnicodeDecodeError as exc:
+        message = f"body is not UTF-8: byte {exc.start} of {len(raw)} is 0x{raw[exc.start]:02x}"
+        raise refuse("invalid_json", None, message) from None
+    except RecursionError:
+        raise refuse("invalid_json", None, "body is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as exc:
+        raise refuse("invalid_json", None, f"body of {len(raw)} bytes is not JSON: {exc}") from None
+    return document
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two readers may take different ones of two equal names, so a body has each name once."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise refuse("invalid_json", field_name(name), f"body has the field {shown(name)} more than once")
+        fields[name] = value
+    return fields
+
+
+def _kind(fields: dict[str, Any]) -> type[ChatBody] | type[CompletionBody]:
+    if "messages" in fields and "prompt" in fields:
+        raise refuse("invalid_value", "prompt", "body has both messages and prompt; expected one of them")
+    if "messages" not in fields and "prompt" not in fields:
+        raise refuse("missing_field", "messages", "body has neither messages nor prompt; expected one of them")
+    return ChatBody if "messages" in fields else CompletionBody
+
+
+def _refuse_unknown(document: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    for name in document:
+        if name in kind.__struct_fields__:
+            continue
+        if name in NOT_SERVED:
+            raise refuse("unsupported", name, f"{name} is not served")
+        raise _unknown("", name)
+
+
+def _unknown(parent: str, name: str) -> Rejected:
+    where = f"a field of {parent}" if parent else "a field of a request"
+    param = f"{parent}.{field_name(name)}" if parent else field_name(name)
+    return refuse("unknown_field", param, f"{shown(name)} is not {where}")
+
+
+_AT = re.compile(r"(?s)(.*) - at `\$([^`]*)`\Z")
+_NAMED = re.compile(r"(?s)Object (contains unknown|missing required) field `(.*)`")
+_PRIVATE = re.compile(r"(messages|prompt|user|metadata)\b(?!.*\.(role|name|type)\Z)")
+
+
+def _explained(fields: dict[str, Any], text: str) -> Rejected:
+    """msgspec's verdict (`Expected ..., got ... - at $.path`) as ours, with the value at that path."""
+    found = _AT.match(text)
+    verdict, path = (found[1], found[2]) if found else (text, "")
+    param = path.removeprefix(".").replace("[...]", "")
+    if named := _NAMED.match(verdict):
+        return _unknown(param, named[2]) if "unknown" in named[1] else _missing(param, named[2])
+    value = _value_at(fields, path)
+    described = f"{param} is {hidden(value) if _PRIVATE.match(param) else shown(value)}"
+    if verdict.startswith("Invalid enum value"):
+        return _refused_choice(param, described)
+    if not verdict.startswith("Expected "):
+        return refuse("invalid_value", param, f"{described}: {verdict}")
+    expected, _, got = verdict.removeprefix("Expected ").replace("`", "").partition(", got ")
+    code: Code = "invalid_type" if got else "invalid_value"
+    return refuse(code, param, f"{described}; expected {expected.replace(' | null', '')}")
+
+
+def _missing(parent: str, name: str) -> Rejected:
+    return refuse("missing_field", f"{parent}.{name}", f"{parent} has no {name}; it is required")
+
+
+def _refused_choice(param: str, described: str) -> Rejected:
+    if param.endswith(".role"):
+        return refuse("unknown_role", param, f"{described}; expected one of system, user, assistant")
+    return refuse("unsupported", param, f"{described}; only 'text' is served")
+
+
+def _value_at(value: Any, path: str) -> Any:
+    """The value at msgspec's path; the nearest one above it where the path does not tell (`[...]`)."""
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        try:
+            value = value[name or int(index)]
+        except (LookupError, TypeError):
+            return value
+    return value
+
+
+def _check(body: Body) -> None:
+    """Rules between fields, and those of one value only."""
+    if body.n != 1:
+        raise refuse("unsupported", "n", f"n is {shown(body.n)}; only 1 is served")
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    elif not body.prompt:
+        raise refuse("empty_prompt", "prompt", "prompt is empty; expected at least one character or token id")
+    body.bias()
+
+
+def _check_chat(body: ChatBody) -> None:
+    if not any(message.text.strip() for message in body.messages):
+        message = f"messages is {hidden(body.messages)}, none with text; expected at least one"
+        raise refuse("empty_prompt", "messages", message)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refuse("invalid_value", "top_logprobs", f"top_logprobs is {body.top_logprobs}; it needs logprobs: true")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        message = (
+            f"max_tokens is {shown(body.max_tokens)}; max_completion_tokens is {shown(body.max_completion_tokens)}"
+        )
+        raise refuse("invalid_value", "max_tokens", f"{message}: expected one of them, or both equal")
+
+
+def _bias_id(key: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
+        raise refuse("invalid_value", "logit_bias", f"logit_bias has the key {shown(key)}; expected a token id")
+    return int(key)
+
+
+def _bias_value(key: str, value: Any) -> float:
+    param = f"logit_bias.{key}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refuse("invalid_type", param, f"{param} is {shown(value)}; expected a number from -100 to 100")
+    if not -100 <= value <= 100:
+        raise refuse("invalid_value", param, f"{param} is {shown(value)}; expected a number from -100 to 100")
+    return float(value)

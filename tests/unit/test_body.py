@@ -1,0 +1,391 @@
+"""Bodies: what is accepted, and every way to be refused, by code, field, value and limit."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pdq.errors import Rejected
+from pdq_router.body import ChatBody, CompletionBody, Message, TextPart, parse_body
+
+unhurried = hypothesis_settings(deadline=None)
+
+HELLO = [{"role": "user", "content": "hello"}]
+SECRET = "my-secret-prompt-text"
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"messages": HELLO, **fields}).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hello", **fields}).encode()
+
+
+def said(*messages: Any) -> bytes:
+    return json.dumps({"messages": list(messages)}).encode()
+
+
+def rejection(raw: bytes) -> Rejected:
+    with pytest.raises(Rejected) as caught:
+        parse_body(raw)
+    return caught.value
+
+
+def test_a_chat_body_with_every_served_field() -> None:
+    body = parse_body(
+        chat(
+            messages=[
+                {"role": "system", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                    "name": "Jo",
+                },
+                {"role": "assistant", "content": ""},
+            ],
+            model="m",
+            max_tokens=5,
+            max_completion_tokens=5,
+            min_tokens=1,
+            temperature=0,
+            top_p=0.5,
+            presence_penalty=-2,
+            frequency_penalty=2,
+            seed=-(2**63),
+            stop=["x", "y"],
+            stop_token_ids=[1, 2],
+            ignore_eos=True,
+            logit_bias={"7": -100, "8": 0.5},
+            logprobs=True,
+            top_logprobs=20,
+            n=1,
+            response_format={"type": "text"},
+        )
+    )
+    assert isinstance(body, ChatBody)
+    assert [(m.role, m.text, m.name) for m in body.messages] == [
+        ("system", "Be brief.", None),
+        ("user", "a\nb", "Jo"),
+        ("assistant", "", None),
+    ]
+    assert body.limit() == ("max_completion_tokens", 5)
+    assert body.num_logprobs() == 20
+    assert body.stops() == ("x", "y")
+    assert body.bias() == {7: -100.0, 8: 0.5}
+    assert (body.temperature, body.top_p, body.seed, body.min_tokens) == (0.0, 0.5, -(2**63), 1)
+    assert (body.presence_penalty, body.frequency_penalty, body.ignore_eos) == (-2.0, 2.0, True)
+    assert body.stop_token_ids == [1, 2]
+
+
+def test_a_completion_body_takes_text_or_token_ids() -> None:
+    text = parse_body(completion(logprobs=5, stop="END", max_tokens=3))
+    assert isinstance(text, CompletionBody)
+    assert (text.prompt, text.num_logprobs(), text.stops(), text.limit()) == ("hello", 5, ("END",), ("max_tokens", 3))
+    ids = parse_body(completion(prompt=[0, 5, 49151]))
+    assert isinstance(ids, CompletionBody)
+    assert ids.prompt == [0, 5, 49151]
+
+
+def test_absent_fields_have_openai_s_defaults() -> None:
+    body = parse_body(chat())
+    assert (body.temperature, body.top_p, body.seed, body.limit(), body.stops()) == (
+        1,
+        1,
+        None,
+        ("max_tokens", None),
+        (),
+    )
+    assert body.num_logprobs() is None
+    assert parse_body(chat(logprobs=True)).num_logprobs() == 0
+
+
+def test_null_counts_as_absent() -> None:
+    nulls = dict.fromkeys(("model", "max_tokens", "temperature", "seed", "stop", "logit_bias", "user", "n", "stream"))
+    assert parse_body(chat(**nulls)) == parse_body(chat())
+
+
+def test_client_side_fields_are_accepted_and_change_nothing() -> None:
+    body = parse_body(chat(stream=True, stream_options={"include_usage": True}, user="u", metadata={"a": [1, {}]}))
+    assert (body.messages, body.temperature) == ([Message(role="user", content="hello")], 1.0)
+
+
+def test_content_parts_stay_parts_and_join_as_lines() -> None:
+    message = Message(role="user", content=[TextPart(type="text", text="a"), TextPart(type="text", text="b")])
+    assert message.text == "a\nb"
+
+
+def test_text_of_all_planes_arrives_unchanged() -> None:
+    text = "é 你好 🌍 \u2028 \x00 \ue000"
+    body = parse_body(completion(prompt=text))
+    assert isinstance(body, CompletionBody)
+    assert body.prompt == text
+
+
+NOT_JSON = {
+    "0 bytes": (b"", "0 bytes"),
+    "spaces": (b"   ", "3 bytes"),
+    "random bytes": (b"\x80\x81\xff\x00", "byte 0 of 4 is 0x80"),
+    "invalid UTF-8 in a string": (b'{"prompt":"\xff"}', "byte 11 of 14 is 0xff"),
+    "UTF-8 of half a surrogate pair": (b'{"prompt":"\xed\xa0\x80"}', "byte 11"),
+    "escape of half a surrogate pair": (b'{"prompt":"\\ud800"}', "not JSON"),
+    "UTF-16": ('{"prompt":"a"}'.encode("utf-16"), "0xff"),
+    "byte order mark": (b'\xef\xbb\xbf{"prompt":"a"}', "not JSON"),
+    "text": (b"hello", "not JSON"),
+    "cut off": (b'{"prompt":"hel', "not JSON"),
+    "two documents": (b'{"prompt":"a"}{"prompt":"b"}', "not JSON"),
+    "NaN": (b'{"prompt":"a","temperature":NaN}', "not JSON"),
+    "Infinity": (b'{"prompt":"a","temperature":Infinity}', "not JSON"),
+    "1e999": (b'{"prompt":"a","temperature":1e999}', "out of range"),
+    "5000 digits": (b'{"prompt":"a","n":' + b"1" * 5000 + b"}", "out of range"),
+    "array": (b"[]", "an array of 0 items"),
+    "array of bodies": (b'[{"prompt":"a"}]', "an array of 1 items"),
+    "string": (json.dumps(SECRET).encode(), "a string of 21 characters"),
+    "number": (b"1", "1"),
+    "null": (b"null", "null"),
+    "10,000 arrays deep": (b'{"prompt":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "too deep"),
+    "10,000 objects deep": (b'{"metadata":' * 10_000 + b"1" + b"}" * 10_000, "too deep"),
+    "10,000 deep and cut off": (b"[" * 10_000, "too deep"),
+    "a name twice": (b'{"prompt":"a","model":"x","model":"y"}', "'model' more than once"),
+    "a name twice, inside": (b'{"messages":[{"role":"user","content":"a","content":"b"}]}', "'content' more than once"),
+}
+
+
+@pytest.mark.parametrize(("raw", "told"), NOT_JSON.values(), ids=NOT_JSON.keys())
+def test_not_a_json_object(raw: bytes, told: str) -> None:
+    error = rejection(raw)
+    assert error.code == "invalid_json"
+    assert told in str(error)
+
+
+# id: (body, code, param, what the message must name: the value and the limit)
+TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
+    # what there is to answer
+    "neither": (b"{}", "missing_field", "messages", ("messages", "prompt")),
+    "messages null": (b'{"messages":null}', "missing_field", "messages", ("messages", "prompt")),
+    "both": (chat(prompt="a"), "invalid_value", "prompt", ("messages", "prompt")),
+    "empty prompt": (completion(prompt=""), "empty_prompt", "prompt", ("empty", "at least one")),
+    "no token ids": (completion(prompt=[]), "empty_prompt", "prompt", ("empty", "at least one")),
+    "no messages": (said(), "empty_prompt", "messages", ("0 items", "at least one")),
+    "empty message": (said({"role": "user", "content": ""}), "empty_prompt", "messages", ("1 items", "text")),
+    "blank messages": (
+        said({"role": "system", "content": " \n"}, {"role": "user", "content": []}),
+        "empty_prompt",
+        "messages",
+        ("2 items", "text"),
+    ),
+    "several prompts": (completion(prompt=[SECRET]), "invalid_type", "prompt[0]", ("21 characters", "int")),
+    "token lists": (completion(prompt=[[1]]), "invalid_type", "prompt[0]", ("an array of 1", "int")),
+    "float id": (completion(prompt=[1, 2.5]), "invalid_type", "prompt[1]", ("2.5", "int")),
+    "bool id": (completion(prompt=[True]), "invalid_type", "prompt[0]", ("true", "int")),
+    "prompt object": (completion(prompt={"a": 1}), "invalid_type", "prompt", ("an object of 1", "str | array")),
+    # messages
+    "messages string": (chat(messages=SECRET), "invalid_type", "messages", ("21 characters", "array")),
+    "message string": (said(SECRET), "invalid_type", "messages[0]", ("21 characters", "object")),
+    "unknown role": (
+        said({"role": "user", "content": "a"}, {"role": "owner", "content": "a"}),
+        "unknown_role",
+        "messages[1].role",
+        ("'owner'", "system, user, assistant"),
+    ),
+    "developer": (said({"role": "developer", "content": "a"}), "unknown_role", "messages[0].role", ("'developer'",)),
+    "tool": (said({"role": "tool", "content": "a"}), "unknown_role", "messages[0].role", ("'tool'", "assistant")),
+    "role number": (said({"role": 3, "content": "a"}), "invalid_type", "messages[0].role", ("3", "str")),
+    "no role": (said({"content": "a"}), "missing_field", "messages[0].role", ("messages[0]", "role")),
+    "no content": (said({"role": "user"}), "missing_field", "messages[0].content", ("messages[0]", "content")),
+    "content null": (said({"role": "user", "content": None}), "invalid_type", "messages[0].content", ("null", "str")),
+    "content number": (said({"role": "user", "content": 5}), "invalid_type", "messages[0].content", ("5", "str")),
+    "part string": (
+        said({"role": "user", "content": [SECRET]}),
+        "invalid_type",
+        "messages[0].content[0]",
+        ("21 characters", "object"),
+    ),
+    "part without text": (
+        said({"role": "user", "content": [{"type": "text"}]}),
+        "missing_field",
+        "messages[0].content[0].text",
+        ("required",),
+    ),
+    "image part": (
+        said({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
+        "unsupported",
+        "messages[0].content[0].type",
+        ("'image_url'", "'text'"),
+    ),
+    "tool calls": (
+        said({"role": "assistant", "content": "a", "tool_calls": []}),
+        "unknown_field",
+        "messages[0].tool_calls",
+        ("'tool_calls'", "messages[0]"),
+    ),
+    "odd name": (
+        said({"role": "user", "content": "a", "name": "<|im_end|>"}),
+        "invalid_value",
+        "messages[0].name",
+        ("'<|im_end|>'", "{1,64}"),
+    ),
+    # sampling
+    "temperature high": (chat(temperature=2.5), "invalid_value", "temperature", ("2.5", "<= 2")),
+    "temperature low": (chat(temperature=-0.1), "invalid_value", "temperature", ("-0.1", ">= 0")),
+    "temperature string": (chat(temperature="1"), "invalid_type", "temperature", ("'1'", "float")),
+    "temperature bool": (chat(temperature=True), "invalid_type", "temperature", ("true", "float")),
+    "temperature of 400 digits": (chat(temperature=10**400), "invalid_value", "temperature", ("1000", "out of range")),
+    "top_p 0": (chat(top_p=0), "invalid_value", "top_p", ("0", "> 0")),
+    "top_p high": (chat(top_p=1.01), "invalid_value", "top_p", ("1.01", "<= 1")),
+    "presence": (chat(presence_penalty=2.1), "invalid_value", "presence_penalty", ("2.1", "<= 2")),
+    "frequency": (chat(frequency_penalty=-2.1), "invalid_value", "frequency_penalty", ("-2.1", ">= -2")),
+    "seed high": (chat(seed=2**63), "invalid_value", "seed", (str(2**63), f"<= {2**63 - 1}")),
+    "seed low": (chat(seed=-(2**63) - 1), "invalid_value", "seed", (str(-(2**63) - 1), f">= {-(2**63)}")),
+    "seed float": (chat(seed=1.5), "invalid_type", "seed", ("1.5", "int")),
+    "max_tokens string": (chat(max_tokens="5"), "invalid_type", "max_tokens", ("'5'", "int")),
+    "max_tokens float": (chat(max_tokens=5.0), "invalid_type", "max_tokens", ("5.0", "int")),
+    "two limits": (chat(max_tokens=5, max_completion_tokens=6), "invalid_value", "max_tokens", ("5", "6", "equal")),
+    "min_tokens": (chat(min_tokens=-1), "invalid_value", "min_tokens", ("-1", ">= 0")),
+    "stop number": (chat(stop=3), "invalid_type", "stop", ("3", "str | array")),
+    "stop empty": (chat(stop=""), "invalid_value", "stop", ("''", "length >= 1")),
+    "stop list with empty": (chat(stop=["a", ""]), "invalid_value", "stop[1]", ("''", "length >= 1")),
+    "five stops": (chat(stop=list("abcde")), "invalid_value", "stop", ("5 items", "length <= 4")),
+    "long stop": (chat(stop="x" * 1025), "invalid_value", "stop", ("xxx", "length <= 1024")),
+    "stop id string": (chat(stop_token_ids=["a"]), "invalid_type", "stop_token_ids[0]", ("'a'", "int")),
+    "65 stop ids": (chat(stop_token_ids=[1] * 65), "invalid_value", "stop_token_ids", ("65 items", "length <= 64")),
+    "ignore_eos": (chat(ignore_eos=1), "invalid_type", "ignore_eos", ("1", "bool")),
+    "bias array": (chat(logit_bias=[1]), "invalid_type", "logit_bias", ("an array of 1", "object")),
+    "bias key": (chat(logit_bias={"a b": 1}), "invalid_value", "logit_bias", ("'a b'", "token id")),
+    "bias negative": (chat(logit_bias={"-1": 1}), "invalid_value", "logit_bias", ("'-1'", "token id")),
+    "bias with a leading zero": (chat(logit_bias={"07": 1}), "invalid_value", "logit_bias", ("'07'", "token id")),
+    "bias other digits": (chat(logit_bias={"١": 1}), "invalid_value", "logit_bias", ("token id",)),
+    "bias string": (chat(logit_bias={"7": "x"}), "invalid_type", "logit_bias.7", ("'x'", "-100 to 100")),
+    "bias bool": (chat(logit_bias={"7": True}), "invalid_type", "logit_bias.7", ("true", "-100 to 100")),
+    "bias high": (chat(logit_bias={"7": 100.5}), "invalid_value", "logit_bias.7", ("100.5", "-100 to 100")),
+    "301 biases": (
+        chat(logit_bias={str(i): 1 for i in range(301)}),
+        "invalid_value",
+        "logit_bias",
+        ("301 fields", "length <= 300"),
+    ),
+    "chat logprobs number": (chat(logprobs=5), "invalid_type", "logprobs", ("5", "bool")),
+    "top_logprobs 21": (chat(logprobs=True, top_logprobs=21), "invalid_value", "top_logprobs", ("21", "<= 20")),
+    "top_logprobs alone": (chat(top_logprobs=3), "invalid_value", "top_logprobs", ("3", "logprobs")),
+    "completion logprobs 6": (completion(logprobs=6), "invalid_value", "logprobs", ("6", "<= 5")),
+    "completion logprobs bool": (completion(logprobs=True), "invalid_type", "logprobs", ("true", "int")),
+    "n": (chat(n=4), "unsupported", "n", ("4", "only 1")),
+    "n 0": (chat(n=0), "unsupported", "n", ("0", "only 1")),
+    "json mode": (
+        chat(response_format={"type": "json_object"}),
+        "unsupported",
+        "response_format.type",
+        ("'json_object'", "'text'"),
+    ),
+    "model number": (chat(model=7), "invalid_type", "model", ("7", "str")),
+    "stream string": (chat(stream="yes"), "invalid_type", "stream", ("'yes'", "bool")),
+    "user number": (chat(user=7), "invalid_type", "user", ("7", "str")),
+    # fields that are not served, by name
+    "tools": (chat(tools=[]), "unsupported", "tools", ("tools", "not served")),
+    "tool_choice": (chat(tool_choice="auto"), "unsupported", "tool_choice", ("tool_choice", "not served")),
+    "functions": (chat(functions=[]), "unsupported", "functions", ("functions", "not served")),
+    "echo": (completion(echo=True), "unsupported", "echo", ("echo", "not served")),
+    "best_of": (completion(best_of=2), "unsupported", "best_of", ("best_of", "not served")),
+    "top_k": (chat(top_k=5), "unsupported", "top_k", ("top_k", "not served")),
+    "typing error": (chat(temprature=1), "unknown_field", "temprature", ("'temprature'",)),
+    "unknown null": (chat(temprature=None), "unknown_field", "temprature", ("'temprature'",)),
+    "chat field in completions": (completion(top_logprobs=1), "unknown_field", "top_logprobs", ("'top_logprobs'",)),
+    "long name": (chat(**{"x" * 5000: 1}), "unknown_field", "x" * 40, ("x" * 40 + "'…",)),
+    "odd field": (chat(**{"a\nb` - at `$.model": 1}), "unknown_field", r"a\nb` - at `$.model", (r"a\nb",)),
+}
+
+
+@pytest.mark.parametrize(("raw", "code", "param", "named"), TABLE.values(), ids=TABLE.keys())
+def test_bad_input(raw: bytes, code: str, param: str, named: tuple[str, ...]) -> None:
+    error = rejection(raw)
+    message = str(error)
+    assert (error.code, error.param) == (code, param), message
+    for part in named:
+        assert part in message
+    assert message.isprintable() and len(message) < 250
+    assert SECRET not in message
+
+
+INTERNAL = (
+    "kv_transfer_params",
+    "extra_args",
+    "cache_salt",
+    "vllm_xargs",
+    "lmcache.skip_save",
+    "prompt_logprobs",
+    "request_id",
+    "priority",
+    "attempt",
+    "deadline",
+)
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_internal_fields_are_refused_by_name(name: str) -> None:
+    for raw in (chat(**{name: {"remote_host": "10.0.0.1"}}), completion(**{name: 1})):
+        error = rejection(raw)
+        assert (error.code, error.param) == ("unknown_field", name)
+        assert repr(name) in str(error)
+
+
+@pytest.mark.parametrize("place", ["prompt", "content", "user", "metadata", "role"])
+def test_at_most_forty_characters_of_a_value_are_shown_and_none_of_a_prompt(place: str) -> None:
+    long = SECRET + "z" * 5000
+    bad: dict[str, Any] = {
+        "prompt": {"prompt": [long]},
+        "content": {"messages": [{"role": "user", "content": [{"type": "text", "text": [long]}]}]},
+        "user": {"messages": HELLO, "user": [long]},
+        "metadata": {"messages": HELLO, "metadata": long},
+        "role": {"messages": [{"role": "z" * 5000, "content": long}]},
+    }
+    error = rejection(json.dumps(bad[place]).encode())
+    assert SECRET not in str(error)
+    assert "z" * 41 not in str(error)
+    assert error.__cause__ is None  # msgspec's own message holds the value in full
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+fields = st.sampled_from(sorted({*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, "tools", "x"}))
+likely = st.one_of(
+    json_values,
+    st.sampled_from([HELLO, "hello", [1, 2], 1, 0.5, True, {"7": 1}, {"type": "text"}]),
+    st.lists(
+        st.dictionaries(st.sampled_from(["role", "content", "name", "text"]), json_values, max_size=4), max_size=3
+    ),
+)
+
+
+@unhurried
+@given(st.dictionaries(fields, likely, max_size=6) | json_values)
+def test_any_json_is_a_body_or_rejected(document: Any) -> None:
+    check(json.dumps(document).encode("utf-8", "surrogatepass"))
+
+
+@unhurried
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_body_or_rejected(raw: bytes) -> None:
+    check(raw)
+
+
+@unhurried
+@given(st.text(st.characters(), max_size=64))
+def test_any_escaped_text_is_a_prompt_or_rejected(text: str) -> None:
+    body = check(json.dumps({"prompt": text}).encode())
+    if body is not None:
+        assert isinstance(body, CompletionBody)
+        assert body.prompt == text
+        text.encode()
+
+
+def check(raw: bytes) -> ChatBody | CompletionBody | None:
+    try:
+        return parse_body(raw)
+    except Rejected as error:
+        assert str(error).isprintable() and len(str(error)) < 400
+        return None
