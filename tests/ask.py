@@ -7,6 +7,7 @@ from typing import Any
 from pdq.client import Client, new_request_id
 from pdq.log import Transcript
 from pdq.messages import Event
+
 from tests.stack import MODEL
 
 

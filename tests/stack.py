@@ -15,6 +15,7 @@ from pathlib import Path
 from pdq.bus import Bus
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
+
 from tests.broker import Broker, free_port
 
 MODEL = "sim"
@@ -77,12 +78,12 @@ class Service:
 class Stack:
     """Broker, router and workers. Add services, `start`, and `stop` at the end."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(self, directory: Path, *, limits: LimitSettings | None = None, **settings: str) -> None:
         self.directory = directory
         self.broker = Broker(directory)
         self.services: list[Service] = []
         self.settings = settings
-        self.limits = LimitSettings()
+        self.limits = limits or LimitSettings()
         (directory / "models.toml").write_text(MODELS)
         (directory / "kv").mkdir(exist_ok=True)
 
@@ -95,6 +96,8 @@ class Stack:
             "PDQ_ENGINE_KIND": "sim",
             "PDQ_ENGINE_SIM_KV_DIR": str(self.directory / "kv"),
             "PDQ_TRACE_FILE": str(self.directory / f"{service}.jsonl"),
+            "PDQ_LIMIT_ACK_WAIT_S": str(self.limits.ack_wait_s),
+            "PDQ_LIMIT_WORKER_TTL_S": str(self.limits.worker_ttl_s),
             **self.settings,
             **more,
         }

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
 from pdq.bus import Bus
 from pdq.client import Client
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
+
 from tests.broker import Broker
 from tests.stack import MODEL, Stack
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from pdq import subjects
 from pdq.bus import Bus, Outbox, Puller
 from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
+
 from tests.broker import Broker
 from tests.stack import MODEL
 

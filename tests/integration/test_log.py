@@ -6,13 +6,13 @@ import asyncio
 import random
 
 import pytest
-
 from pdq import subjects
 from pdq.bus import Bus, Outbox
 from pdq.client import Client
 from pdq.errors import Rejected, Unavailable, WrongSequence
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
 from pdq.messages import State
+
 from tests.broker import Broker
 
 

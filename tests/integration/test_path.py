@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-
 from pdq import subjects
 from pdq.client import Client, new_request_id
 from pdq.errors import Rejected
 from pdq.messages import Event, decode_json
+
 from tests.ask import ask, read_all, refused
 from tests.stack import MODEL, Stack, chat, completion
 
@@ -22,7 +22,17 @@ async def test_prefill_first_goes_through_both_stages(client: Client) -> None:
     assert (state.order, state.reason, state.finish_reason) == ("prefill-first", "default", "length")
     assert (state.usage.prompt_tokens, state.usage.completion_tokens, state.usage.total_tokens) == (200, 24, 224)
     assert (state.kv.promised_tokens, state.kv.loaded_tokens) == (192, 192)
-    parts = {"route_queue", "route", "prefill_queue", "prefill", "kv_store", "decode_queue", "kv_load", "decode", "ttft"}
+    parts = {
+        "route_queue",
+        "route",
+        "prefill_queue",
+        "prefill",
+        "kv_store",
+        "decode_queue",
+        "kv_load",
+        "decode",
+        "ttft",
+    }
     assert parts <= set(state.timings_ms)
 
 

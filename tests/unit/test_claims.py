@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 from pdq.log import Entry, first, follow
 from pdq.messages import Promise, StageClaims, State
 from pdq.stage import claims
-from pdq.stage.claims import Claim, Drop, End, Resend, judge, owns
+from pdq.stage.claims import Claim, Drop, End, GiveUp, Resend, judge, owns
 
 NOW = 1_000.0
 
@@ -64,8 +63,8 @@ def test_a_release_by_drain_is_no_failure() -> None:
 
 def test_too_many_failures_end_as_a_dead_letter() -> None:
     found = verdict(routed(decode=StageClaims(attempt=3, owner="dead", failures=2)))
-    assert isinstance(found, End) and found.dead_letter and found.state.event == "failed"
-    assert found.state.error is not None and found.state.error.code == "too_many_attempts"
+    assert isinstance(found, GiveUp) and found.error.code == "too_many_attempts"
+    assert "dead" in found.error.message
 
 
 def test_a_prefilled_job_only_resends_its_handoff() -> None:

@@ -7,7 +7,7 @@ import asyncio
 from pdq import settings as config
 from pdq import subjects
 from pdq.bus import Bus, Puller, connected
-from pdq.errors import Unavailable
+from pdq.errors import Misconfigured, Unavailable
 from pdq.service import Check, HealthServer, log_settings, run
 from pdq.stage import Loop
 from pdq.stage.dead import DeadLetters
@@ -32,6 +32,8 @@ class Service:
         self.limits.check()
         self.http = config.load(config.HttpSettings)
         self.router = config.load(config.RouterSettings)
+        if self.router.order == "decode-first":
+            raise Misconfigured("PDQ_ROUTER_ORDER is 'decode-first': prefill-first and decode-only are served")
         self.trace = config.load(config.TelemetrySettings)
         log_settings(self.bus_settings, self.limits, self.http, self.router, self.trace)
         self.models = config.load_models(config.models_path())

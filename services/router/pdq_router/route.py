@@ -37,13 +37,11 @@ from pdq.telemetry import Metrics, StageSpan, Telemetry
 from pdq_router import prepare
 from pdq_router.order import OrderInputs, decide
 from pdq_router.timers import Timers
-from pdq_router.tokens import Tokenizer
+from pdq_router.tokens import INLINE_BYTES, Tokenizer
 from pdq_router.workers import LiveWorkers
 
 log = logging.getLogger("pdq.router")
 
-INLINE_BYTES = 16_384
-"""Bodies over this are tokenised in a thread, so that they hold up nobody."""
 UNAVAILABLE_DELAY_S = 1.0
 
 
@@ -152,9 +150,9 @@ class Router:
             try:
                 await self._route(submit, accepted, delivery, span)
             except Rejected as exc:
-                await self._fail(submit, exc, span)
                 if exc.code == "invalid_json":
                     await self._bury(delivery, submit, exc)
+                await self._fail(submit, exc, span)
         await delivery.ack()
 
     async def _accept(self, submit: Submit, span: StageSpan) -> Entry | None:

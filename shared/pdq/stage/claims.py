@@ -23,7 +23,13 @@ class End(msgspec.Struct, frozen=True):
     """The request ends here: append this terminal record."""
 
     state: State
-    dead_letter: bool = False
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """It was tried too often: a dead letter, and the request fails with this error."""
+
+    error: ErrorInfo
+    trace: str
 
 
 class Resend(msgspec.Struct, frozen=True):
@@ -38,7 +44,7 @@ class Claim(msgspec.Struct, frozen=True):
     state: State
 
 
-Verdict = Drop | End | Resend | Claim
+Verdict = Drop | End | GiveUp | Resend | Claim
 
 
 def of_stage(state: State, stage: StageName) -> StageClaims:
@@ -73,7 +79,7 @@ def _claim(state: State, stage: StageName, worker: str, max_attempts: int) -> Ve
     failures = before.failures + (1 if before.owner else 0)
     if failures >= max_attempts:
         message = f"{stage} failed {failures} times; the last owner was {before.owner or 'released'}"
-        return End(failed(state, ErrorInfo(code="too_many_attempts", message=message)), dead_letter=True)
+        return GiveUp(ErrorInfo(code="too_many_attempts", message=message), state.trace)
     claims = StageClaims(attempt=before.attempt + 1, owner=worker, failures=failures)
     return Claim(with_stage(follow(state, "claim", stage=stage, worker=worker), stage, claims))
 

@@ -122,9 +122,10 @@ class Settlement:
     async def _fail(self, work: ClaimedJob, error: ErrorInfo) -> None:
         work.span.fail(error.code, error.message)
         await self._flush(work)
+        # First, because a redelivery that finds the request ended just drops the message.
+        await self.bury(work.delivery, work.job.request, error, attempts=work.attempt, trace=work.state.trace)
         fields = work.output_fields()
         entry = await self._write(work, lambda state: msgspec.structs.replace(claims.failed(state, error), **fields))
-        await self.bury(work.delivery, work.job.request, error, attempts=work.attempt, trace=work.state.trace)
         await self._ended(work, entry, term=error.code)
 
     async def _stop(self, work: ClaimedJob, cause: str) -> None:
@@ -233,8 +234,14 @@ class Settlement:
 
     async def undecodable(self, delivery: Delivery, exc: NotDecodable) -> None:
         """A job nobody can read: the subject names the request, which fails."""
-        where = subjects.parse_job(delivery.subject)
         error = ErrorInfo(code=exc.code, message=str(exc))
+        await self.bury(delivery, subjects.parse_job(delivery.subject).request, error)
+        await self.fail_unclaimed(delivery, error)
+        await delivery.term(error.code)
+
+    async def fail_unclaimed(self, delivery: Delivery, error: ErrorInfo) -> None:
+        """End the request of a job as `failed`, unless it has ended; a request nobody knows begins with it."""
+        where = subjects.parse_job(delivery.subject)
 
         def failing(newest: Entry | None) -> State | None:
             if newest is None:
@@ -244,8 +251,7 @@ class Settlement:
         entry = await self._log.update(where.tenant, where.request, failing)
         if entry is not None and entry.state.error == error:
             self.count_end(entry.state)
-        await self.bury(delivery, where.request, error)
-        await delivery.term(error.code)
+        await self.stop_timer(where.tenant, where.request)
 
     async def bury(
         self, delivery: Delivery, request: str, error: ErrorInfo, *, attempts: int = 0, trace: str = ""

@@ -94,8 +94,16 @@ class StageWorker:
                 log.info("%s job dropped: %s", self.stage, reason, extra={"request_id": job.request})
                 span.end("dropped")
                 await delivery.ack()
-            case claims.End():
-                await self._end(delivery, job, verdict, span)
+            case claims.End(state):
+                self._settlement.count_end(state)
+                await delivery.ack()
+                await self._settlement.stop_timer(job.tenant, job.request)
+                span.end(state.event)
+            case claims.GiveUp(error, trace):
+                span.fail(error.code, error.message)
+                await self._settlement.bury(delivery, job.request, error, trace=trace)
+                await self._settlement.fail_unclaimed(delivery, error)
+                await delivery.term(error.code)
             case claims.Resend(state):
                 assert state.promise is not None
                 await self._settlement.publish_handoff(job, state.promise, span.headers())
@@ -116,16 +124,6 @@ class StageWorker:
 
         entry = await self._log.update(job.tenant, job.request, change)
         return verdict, entry
-
-    async def _end(self, delivery: Delivery, job: Job, verdict: claims.End, span: StageSpan) -> None:
-        state = verdict.state
-        self._settlement.count_end(state)
-        if verdict.dead_letter and state.error is not None:
-            span.fail(state.error.code, state.error.message)
-            await self._settlement.bury(delivery, job.request, state.error, trace=state.trace)
-        await delivery.ack()
-        await self._settlement.stop_timer(job.tenant, job.request)
-        span.end(state.event)
 
     async def _work(self, work: ClaimedJob, run: Run) -> None:
         job = work.job
