@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from pdq.log import Transcript, first, follow
 from pdq.messages import Event, Output, StageClaims, State
 
