@@ -8,7 +8,8 @@ Cancelling the task that awaits `prefill`, or that iterates `decode`, stops the 
 blocks; `abort` does the same by request, for an owner that holds no task.
 
 Errors: `Rejected` when this request can never run on this model; `Unavailable` when the engine is dead or
-does not answer. A failing KV tier raises nothing: KV is a cache, what cannot be loaded is computed.
+does not answer; `Interrupted` for whoever waits for a request that `abort` stops. A failing
+KV tier raises nothing: KV is a cache, what cannot be loaded is computed.
 """
 
 from __future__ import annotations
