@@ -1,0 +1,171 @@
+"""What a local stack consists of: the command, the environment and the readiness of each process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+
+from pdq import settings, subjects
+from pdq.bus import Bus
+from pdq.init import init
+from pdq.kv import server as lmcache
+from pdq.settings import BusSettings, LimitSettings, ModelSpec, WorkerSettings
+from pdq.up.layout import Layout
+from pdq.up.machine import HOST, cpu_halves, free_port, has_shared_memory, listening, nats_server, on_cpu
+from pdq.up.model import EngineKind
+from pdq.up.process import Spec
+
+SERVICES = ("router", "prefill", "decode")
+PROBE_TIMEOUT_S = 2.0
+DRAIN_S = 5.0
+"""Whoever stops a local stack waits for it: running requests get less time than in a deployment."""
+CACHE_GB = 1.0
+"""LMCache's first tier."""
+GPU_SHARE = 0.4
+"""Two engines share one GPU."""
+
+
+class Options(NamedTuple):
+    """What `pdq up` was asked for. `environ`: the caller's, whose `PDQ_*` settings pass through where the
+    stack does not decide them itself."""
+
+    layout: Layout
+    environ: Mapping[str, str]
+    engine: EngineKind = "vllm"
+    model: str = ""
+    order: str = ""
+    timeout_s: float = 900.0
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        return ("nats", *(("lmcache",) if self.engine == "vllm" else ()), *SERVICES)
+
+
+class Plan:
+    """The specs of one stack. They depend on each other's ports, so they are made in the order of the start."""
+
+    def __init__(self, options: Options, model: ModelSpec) -> None:
+        self.nats_url = ""
+        self._options = options
+        self._layout = options.layout
+        self._model = model
+        self._cache: lmcache.ServerOptions | None = None
+
+    def nats(self) -> Spec:
+        """The broker. Raises Misconfigured when it is not installed."""
+        port = free_port()
+        self.nats_url = f"nats://{HOST}:{port}"
+        self._layout.nats_config.write_text(nats_config(port, self._layout.nats_store, self._limits()), "utf-8")
+        return Spec(
+            "nats",
+            (nats_server(), "-c", str(self._layout.nats_config)),
+            clean(self._options.environ),
+            lambda: listening(port),
+            {"nats": port},
+        )
+
+    async def init(self) -> None:
+        """Streams and consumers. Raises Misconfigured or Unavailable."""
+        bus = await Bus.connect(BusSettings(url=self.nats_url, connect_timeout_s=10.0), "pdq-up")
+        try:
+            await init(bus, self._limits(), [self._model.slug])
+        finally:
+            await bus.close()
+
+    def lmcache(self) -> Spec:
+        """The KV tier of both engines."""
+        options = lmcache.ServerOptions(
+            port=free_port(),
+            http_port=free_port(),
+            host=HOST,
+            chunk_tokens=self._model.chunk_tokens,
+            memory_gb=CACHE_GB,
+            shm_name=f"pdq-{os.getpid()}" if has_shared_memory(lmcache.SHM_DIRECTORY, CACHE_GB) else "",
+        )
+        self._cache = options
+        segment = lmcache.SHM_DIRECTORY / f"{lmcache.SHM_PREFIX}{options.shm_name}"
+        return Spec(
+            "lmcache",
+            tuple(lmcache.command(options)),
+            clean(self._options.environ) | lmcache.environment(),
+            lambda: answers(f"http://{HOST}:{options.http_port}/healthcheck"),
+            {"lmcache": options.port, "http": options.http_port},
+            leftovers=(segment,) if options.shm_name else (),
+        )
+
+    def router(self) -> Spec:
+        order = {"PDQ_ROUTER_ORDER": self._options.order} if self._options.order else {}
+        return self._service("router", order)
+
+    def workers(self) -> list[Spec]:
+        """Prefill and decode, on a half of the CPUs each."""
+        halves = cpu_halves() if self._options.engine == "vllm" and on_cpu() else ("", "")
+        return [self._worker(name, cpus) for name, cpus in zip(("prefill", "decode"), halves, strict=True)]
+
+    def _worker(self, name: str, cpus: str) -> Spec:
+        fixed = {"PDQ_ENGINE_KIND": self._options.engine, "PDQ_WORKER_MODEL": self._model.slug}
+        if self._options.engine == "sim":
+            fixed["PDQ_ENGINE_SIM_KV_DIR"] = str(self._layout.sim_kv)
+        if self._cache is not None:
+            fixed |= {
+                "PDQ_KV_HOST": HOST,
+                "PDQ_KV_PORT": str(self._cache.port),
+                "PDQ_KV_HTTP_PORT": str(self._cache.http_port),
+            }
+        spec = self._service(name, {"PDQ_ENGINE_CPUS": cpus} if cpus else {})
+        drain_s = settings.load(WorkerSettings, spec.environment).drain_s
+        return spec._replace(environment=dict(spec.environment) | fixed, stop_s=drain_s + 10)
+
+    def _service(self, name: str, more: Mapping[str, str]) -> Spec:
+        port = free_port()
+        defaults = {"PDQ_WORKER_DRAIN_S": f"{DRAIN_S:g}", "PDQ_ENGINE_GPU_MEMORY_UTILIZATION": f"{GPU_SHARE:g}"}
+        fixed = {
+            "PDQ_NATS_URL": self.nats_url,
+            "PDQ_MODELS": str(self._layout.models),
+            "PDQ_HTTP_HOST": HOST,
+            "PDQ_HTTP_PORT": str(port),
+            "PDQ_TRACE_FILE": str(self._layout.trace(name)),
+        }
+        return Spec(
+            name,
+            (sys.executable, "-m", f"pdq_{name}"),
+            defaults | clean(self._options.environ) | fixed | dict(more),
+            lambda: answers(f"http://{HOST}:{port}/readyz"),
+            {"http": port},
+        )
+
+    def _limits(self) -> LimitSettings:
+        return settings.load(LimitSettings, self._options.environ)
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """The caller's environment without what is not meant for these processes: credentials of another broker,
+    another worker's name, and what keeps Python from caching bytecode, which doubles an engine's start."""
+    dropped = {"PYTHONDONTWRITEBYTECODE", "PDQ_NATS_USER", "PDQ_NATS_PASSWORD", "PDQ_NATS_NKEY_SEED", "PDQ_WORKER_ID"}
+    return {name: value for name, value in environ.items() if name not in dropped}
+
+
+def nats_config(port: int, store: Path, limits: LimitSettings) -> str:
+    """Loopback only, with room for what the streams may hold by their own limits."""
+    streams = subjects.streams(limits.of_streams())
+    room = sum(int(stream["max_bytes"]) for stream in streams if stream["storage"] == "file" and "max_bytes" in stream)
+    quoted = str(store).replace("\\", "\\\\").replace('"', '\\"')
+    return (
+        f'listen: "{HOST}:{port}"\n'
+        f'jetstream {{ store_dir: "{quoted}", max_mem: 256MB, max_file: {room + (1 << 30)} }}\n'
+    )
+
+
+async def answers(url: str) -> bool:
+    """Whether a GET gives 200 soon."""
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False

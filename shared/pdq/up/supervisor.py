@@ -1,0 +1,178 @@
+"""Runs the processes of a stack: starts them in order, keeps them running, stops them in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from pdq.errors import PdqError, Unavailable
+from pdq.up import record as records
+from pdq.up.layout import Layout
+from pdq.up.process import Child, Guard, Spec, exit_text, tail
+from pdq.up.record import ProcessRecord, Record
+
+POLL_S = 0.1
+PROBE_S = 0.25
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waits before the restarts of a process that keeps dying; after as many the stack gives up."""
+STEADY_S = 60.0
+"""A process that has run for so long has its restarts forgiven."""
+
+Show = Callable[[Record], None]
+
+
+class StackFailed(PdqError):
+    """A process of the stack does not start, or does not stay."""
+
+    code = "stack_failed"
+
+
+class Recorder:
+    """The record in the making: every change is written down and shown."""
+
+    def __init__(self, layout: Layout, record: Record, show: Show) -> None:
+        self.record = record
+        self.layout = layout
+        self._show = show
+
+    def set(self, **changes: object) -> None:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self._publish()
+
+    def set_process(self, name: str, **changes: object) -> None:
+        found = self.record.process(name)
+        for field, value in changes.items():
+            setattr(found, field, value)
+        self._publish()
+
+    def _publish(self) -> None:
+        records.write(self.layout, self.record)
+        self._show(self.record)
+
+
+class Supervisor:
+    """`start` each process in its order, then `watch`; `stop` ends all of them."""
+
+    def __init__(self, layout: Layout, recorder: Recorder, guard: Guard) -> None:
+        self._layout = layout
+        self._recorder = recorder
+        self._guard = guard
+        self._levels: list[list[str]] = []
+        self._children: dict[str, Child] = {}
+        self._killing = False
+
+    def expect(self, *names: str) -> None:
+        """Name the processes that will be started, so that all are shown from the beginning."""
+        self._recorder.set(processes=[ProcessRecord(name=name) for name in names])
+
+    async def start(self, *levels: list[Spec]) -> None:
+        """Start these side by side and return once all are ready.
+
+        What is in one list stops together, before the lists and the starts that came earlier.
+        Waits without a bound: the caller has one for the whole stack. Raises StackFailed when one dies.
+        """
+        self._levels.extend([spec.name for spec in level] for level in levels)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in itertools.chain(*levels):
+                    group.create_task(self._start(spec))
+        except ExceptionGroup as failed:
+            # Siblings may fail for the same reason; one story is enough.
+            raise failed.exceptions[0] from None
+
+    async def watch(self) -> None:
+        """Restart what dies. Never returns; raises StackFailed when a process does not stay."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in list(self._children.values()):
+                    group.create_task(self._keep(child))
+                while True:
+                    self._guard.check()
+                    await asyncio.sleep(POLL_S)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def stop(self) -> None:
+        """Stop everything, last started first; bounded by the processes' own bounds."""
+        for names in reversed(self._levels):
+            children = [self._children[name] for name in names if name in self._children]
+            await asyncio.gather(*(self._stop(child) for child in children))
+
+    def kill(self) -> None:
+        """End everything at once; `stop` then has nothing to wait for."""
+        self._killing = True
+        for child in self._children.values():
+            child.kill()
+
+    async def _stop(self, child: Child) -> None:
+        if self._killing:
+            child.kill()
+        self._recorder.set_process(child.spec.name, state="stopping")
+        await child.stop()
+        self._recorder.set_process(child.spec.name, state="stopped", pid=0)
+
+    async def _start(self, spec: Spec) -> Child:
+        child = self._spawn(spec, "starting")
+        while not await spec.ready():
+            self._check_alive()
+            await asyncio.sleep(PROBE_S)
+        self._ready(child)
+        return child
+
+    def _check_alive(self) -> None:
+        """While the stack is starting, the end of any process is the end of the start."""
+        for name, child in self._children.items():
+            if (status := child.ended()) is not None:
+                self._recorder.set_process(name, state="failed", pid=0)
+                raise StackFailed(self._story(name, f"{name} ended while the stack was starting", status))
+
+    def _spawn(self, spec: Spec, state: records.State) -> Child:
+        try:
+            child = Child(spec, self._layout.log(spec.name), self._guard)
+        except OSError as exc:
+            self._recorder.set_process(spec.name, state="failed", pid=0)
+            raise StackFailed(f"cannot run {spec.command[0]} for {spec.name}: {exc.strerror}") from exc
+        self._children[spec.name] = child
+        self._recorder.set_process(spec.name, state=state, pid=child.pid, started=time.time(), ports=dict(spec.ports))
+        return child
+
+    def _ready(self, child: Child) -> None:
+        self._recorder.set_process(child.spec.name, state="ready", took_s=round(time.monotonic() - child.started, 1))
+
+    async def _keep(self, child: Child) -> None:
+        """Restart one process for as long as it does not die too often."""
+        spec, failures = child.spec, 0
+        while True:
+            status = await self._watched(child)
+            failures = 1 if time.monotonic() - child.started > STEADY_S else failures + 1
+            if failures > len(BACKOFF_S):
+                self._recorder.set_process(spec.name, state="failed", pid=0)
+                raise StackFailed(self._story(spec.name, f"{spec.name} died {failures} times in a row", status))
+            restarts = self._recorder.record.process(spec.name).restarts + 1
+            self._recorder.set_process(spec.name, state="restarting", pid=0, restarts=restarts)
+            await asyncio.sleep(BACKOFF_S[failures - 1])
+            child = self._spawn(spec, "restarting")
+
+    async def _watched(self, child: Child) -> int:
+        """Wait until it ends; say when it gets ready."""
+        known_ready = self._recorder.record.process(child.spec.name).state == "ready"
+        while (status := child.ended()) is None:
+            if not known_ready and await child.spec.ready():
+                known_ready = True
+                self._ready(child)
+            await asyncio.sleep(POLL_S)
+        return status
+
+    def _story(self, name: str, what: str, status: int) -> str:
+        log = self._layout.log(name)
+        return f"{what} ({exit_text(status)}); the end of {log}:\n{tail(log)}"
+
+
+def unready(record: Record) -> Unavailable:
+    """The error for a start that took too long."""
+    late = ", ".join(process.name for process in record.processes if process.state != "ready")
+    return Unavailable(f"the stack is not ready in time: {late or 'the model'} is late; see {record.directory}/logs")
