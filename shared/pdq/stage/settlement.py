@@ -191,6 +191,8 @@ class Settlement:
             self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens)
         if state.usage is not None:
             work.span.set_usage(state.usage, state.finish_reason or state.event, state.kv)
+        # As of the end's own time: what follows is housekeeping, and its reader may be done before us.
+        work.span.end(state.event, at_s=state.at)
         self._note(work, state.event)
         if term:
             await work.delivery.term(term)

@@ -103,11 +103,12 @@ class Span:
             self._span.set_attribute("error.type", code)
             self._span.set_status(StatusCode.ERROR, message[:MAX_TEXT] or code)
 
-    def end(self, outcome: str = "ok") -> None:
-        """End now; the first call counts. `outcome` becomes `pdq.outcome`, unless the span has failed."""
+    def end(self, outcome: str = "ok", at_s: float | None = None) -> None:
+        """End now, or as of a Unix time; the first call counts. `outcome` becomes `pdq.outcome`, unless the
+        span has failed."""
         if self._span.is_recording():
             self._span.set_attribute("pdq.outcome", "failed" if self._failed else outcome)
-            self._span.end()
+            self._span.end(None if at_s is None else int(at_s * 1e9))
 
     def __enter__(self) -> Self:
         return self
