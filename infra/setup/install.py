@@ -26,7 +26,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHOND
 
 NO_TORCH = """\
 No CPU build of torch {version} is offered here. Set TORCH_INDEX to a directory that holds its wheel, or to an index
-of CPU builds (pytorch.org names it), and run the same command again:
+of CPU builds (PyTorch's install page names it), and run the same command again:
 
     make setup TORCH_INDEX=<directory or address>
 
