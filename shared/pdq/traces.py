@@ -192,7 +192,9 @@ class Waterfall:
         self._fancy = console.is_terminal and not console.no_color and console.encoding.startswith("utf")
         self._rows = [(f"{'  ' * depth}{_label(span, near)}", span) for depth, span, near in trace.walk()]
         self._services = sorted({span.service for span in trace.spans})
-        self._label_width = min(max(len(label) for label, _ in self._rows), max(20, console.width // 2 - 8))
+        self._label_width = min(
+            max((len(label) for label, _ in self._rows), default=0), max(20, console.width // 2 - 8)
+        )
         self._service_width = min(max(map(len, self._services)), 12)
         fixed = self._label_width + self._service_width + 2 * NUMBER + 5
         self._bar_width = max(8, console.width - fixed - 2)
