@@ -306,5 +306,5 @@ def shown(group: Group) -> dict[str, Any]:
             value = "(hidden)"
         elif isinstance(value, str):
             value = re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:(hidden)@", value)
-        values[variable(group, field)] = value
+        values[variable(type(group), field)] = value
     return values
