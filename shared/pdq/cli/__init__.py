@@ -56,6 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="pdq: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         code = build()(arguments, prog_name="pdq", standalone_mode=False)
+    except OSError as exc:
+        # Help that cannot be written: commands report their own.
+        output.error("output_failed", f"cannot write to stdout: {exc.strerror}")
+        output.abandon_stdout()
+        return exits.FAILED
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
     except Exception as exc:
         return _usage(exc)
     return code if isinstance(code, int) else exits.OK

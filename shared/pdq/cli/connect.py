@@ -69,6 +69,12 @@ def target(nats_url: str, environ: Mapping[str, str] = os.environ, *, starting: 
     return Target(BusSettings(url=stack.nats_url, connect_timeout_s=CONNECT_TIMEOUT_S), layout, stack, environ)
 
 
+def _not_running(layout: Layout) -> NotRunning:
+    last = records.read(layout)
+    failed = f" (the last one failed: {last.error.message.splitlines()[0]})" if last and last.error else ""
+    return NotRunning(f"no stack is running here{failed}: start one with `pdq up`, or set --nats-url or {URL}")
+
+
 @contextlib.asynccontextmanager
 async def bus(where: Target) -> AsyncIterator[Bus]:
     """A connection for the length of a `with`. Raises Unavailable, naming the address, in about two seconds."""

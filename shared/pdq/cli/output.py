@@ -33,7 +33,7 @@ def write(text: str) -> None:
         sys.stdout.buffer.write(text.encode("utf-8", "replace"))
         sys.stdout.buffer.flush()
     except OSError as exc:
-        _abandon_stdout()
+        abandon_stdout()
         if exc.errno in (errno.EPIPE, errno.ESHUTDOWN):
             raise OutputClosed from exc
         raise OutputFailed(f"cannot write to stdout: {exc.strerror}") from exc
@@ -94,7 +94,7 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
-def _abandon_stdout() -> None:
+def abandon_stdout() -> None:
     """Let what is still buffered go nowhere, so that the interpreter's own flush at exit does not fail too."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

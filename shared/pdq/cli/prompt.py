@@ -61,7 +61,8 @@ def check_request(name: str, *, reserved: bool = False) -> str:
     """
     if not subjects.is_token(name) or (name.startswith("s-") and not reserved):
         shown = name if len(name) <= 40 else f"{name[:40]}… ({len(name)} characters)"
-        message = f"request id {shown!r} must be 1 to 64 of A-Z a-z 0-9 _ -" + ("" if reserved else ", not s-...")
+        limit = "" if reserved else ", and must not begin with s-"
+        message = f"request id {shown!r} must be 1 to 64 of A-Z a-z 0-9 _ -{limit}"
         raise Rejected(message, code="invalid_request_id", param="id")
     return name
 

@@ -24,6 +24,15 @@ class Stopped(Exception):
         self.number = number
 
 
+class SystemFailed(PdqError):
+    """The operating system refuses something: a directory that cannot be written, a full disk."""
+
+    code = "os_error"
+
+    def __init__(self, exc: OSError) -> None:
+        super().__init__(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""))
+
+
 @contextlib.contextmanager
 def reported(as_json: bool = False) -> Iterator[None]:
     """Report what a command ends with. With `as_json` an error is an object on stdout as well."""
@@ -31,6 +40,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
         yield
     except PdqError as exc:
         raise typer.Exit(_report(exc, as_json)) from None
+    except OSError as exc:
+        raise typer.Exit(_report(SystemFailed(exc), as_json)) from None
     except output.OutputClosed:
         raise typer.Exit(exits.CLOSED_PIPE) from None
     except Stopped as exc:

@@ -38,7 +38,7 @@ def detach(options: Options, arguments: Sequence[str], show: Show) -> Record:
     """Start a supervisor in the background and return once its stack is ready.
 
     arguments: those of `pdq up` that `options` were made from, in the foreground's form. If this process is
-    interrupted first, the supervisor is too. Raises AlreadyRunning, UpFailed or Unavailable.
+    interrupted first, the supervisor is too. Raises AlreadyRunning or UpFailed.
     """
     layout = options.layout
     layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _wait_ready(supervisor: subprocess.Popen[bytes], layout: Layout, log: Path, 
         if ended:
             raise UpFailed(f"`pdq up` ended with status {supervisor.returncode}:\n{tail(log)}", "stack_failed")
         time.sleep(POLL_S)
-    raise Unavailable(f"the stack is not ready within {timeout_s:g} s; see {log}")
+    raise UpFailed(f"`pdq up` has not become ready, nor given up, within {timeout_s:g} s; see {log}", "stack_failed")
 
 
 def down(layout: Layout) -> Record | None:

@@ -18,6 +18,7 @@ GUARD_PATIENCE_S = 5.0
 """The guard gives groups so long after SIGTERM, and again after SIGKILL."""
 POLL_S = 0.05
 KILL_TIMEOUT_S = 5.0
+TAIL_BYTES, TAIL_LINES, TAIL_COLUMNS = 16_384, 10, 300
 
 
 class Spec(NamedTuple):
@@ -144,15 +145,15 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def tail(log: Path, lines: int = 12, max_bytes: int = 8192) -> str:
+def tail(log: Path) -> str:
     """The last lines of a log, for an error's message."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError as exc:
         return f"(cannot read {log}: {exc.strerror})"
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(line[:TAIL_COLUMNS] for line in text.splitlines()[-TAIL_LINES:])
 
 
 def exit_text(status: int) -> str:

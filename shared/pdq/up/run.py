@@ -105,7 +105,7 @@ class _Stack:
             async with asyncio.timeout(self._options.timeout_s):
                 await self._start()
         except TimeoutError:
-            raise unready(self._recorder.record) from None
+            raise unready(self._recorder.record, self._options.timeout_s) from None
         self._recorder.set(state="ready")
         await self._supervisor.watch()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pdq.errors import PdqError, Unavailable
+from pdq.errors import PdqError
 from pdq.up import record as records
 from pdq.up.layout import Layout
 from pdq.up.process import Child, Guard, Spec, exit_text, tail
@@ -109,6 +109,8 @@ class Supervisor:
             child.kill()
 
     async def _stop(self, child: Child) -> None:
+        if child.ended() is not None:
+            return
         if self._killing:
             child.kill()
         self._recorder.set_process(child.spec.name, state="stopping")
@@ -172,7 +174,8 @@ class Supervisor:
         return f"{what} ({exit_text(status)}); the end of {log}:\n{tail(log)}"
 
 
-def unready(record: Record) -> Unavailable:
+def unready(record: Record, timeout_s: float) -> StackFailed:
     """The error for a start that took too long."""
     late = ", ".join(process.name for process in record.processes if process.state != "ready")
-    return Unavailable(f"the stack is not ready in time: {late or 'the model'} is late; see {record.directory}/logs")
+    logs = f"their logs are in {record.directory}/logs"
+    return StackFailed(f"the stack is not ready within {timeout_s:g} s, still waiting for {late}; {logs}")
