@@ -7,6 +7,7 @@ The engine's core, with model and scheduler, is a process of its own (one more p
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -27,6 +28,8 @@ from pdq.kv.tier import Tier
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
 
 SHUTDOWN_S = 10.0
+CONFIRM_S = 2.0
+"""How long chunks may take to become readable after their store has ended: milliseconds, or there was no room."""
 
 
 class VllmEngine:
@@ -51,6 +54,8 @@ class VllmEngine:
         reports = self._inbox.open()
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
+                # By itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
+                await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
                 self._llm = await _built(lambda: self._build(reports), cpus)
                 self._info = self._describe()
                 await prove(self, self._llm.reset_prefix_cache)
@@ -193,12 +198,10 @@ class VllmEngine:
 
     async def _wait_readable(self, run: Run, tokens: int) -> str:
         """Wait until decode can read `tokens` of the prompt. Returns the cause when it cannot."""
-        deadline = time.monotonic() + self._settings.store_timeout_s
         cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
         if cause:
             return cause
-        left = max(0.0, deadline - time.monotonic())
-        readable = await self._tier.holds(run.work.prompt[:tokens], run.work.salt, left)
+        readable = await self._tier.holds(run.work.prompt[:tokens], run.work.salt, CONFIRM_S)
         return "" if readable else "store_failed"
 
 
@@ -207,18 +210,18 @@ class _TokenTimes:
 
     def __init__(self) -> None:
         self.num = 0
-        self._events: dict[str, int] = {}
+        self._first = self._second = self._last = 0
 
     def saw(self, num: int) -> None:
-        now, self.num = time.time_ns(), self.num + num
+        self.num, self._last = self.num + num, time.time_ns()
         if self.num >= 1:
-            self._events.setdefault("first_token", now)
+            self._first = self._first or self._last
         if self.num >= 2:
-            self._events.setdefault("second_token", now)
-        self._events["last_token"] = now
+            self._second = self._second or self._last
 
     def events(self) -> tuple[tuple[str, int], ...]:
-        return tuple(sorted(self._events.items(), key=lambda event: event[1]))
+        times = {"first_token": self._first, "second_token": self._second, "last_token": self._last}
+        return tuple((name, at) for name, at in times.items() if at)
 
 
 def _compute(

@@ -1,7 +1,8 @@
 """What the KV tier holds, asked over the LMCache server's HTTP port.
 
-A store's own result says that it ran without an error; chunks for which the server had no room are skipped
-without one. So what is promised to decode is first looked up, the way decode will look it up.
+A store's own result is not enough to promise anything to decode. It says that the store ran without an error:
+chunks for which the server had no room are skipped without one, and in its `lmcache_driven` mode the server
+answers before the chunks can be read. So what is promised is looked up first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import aiohttp
 
-POLL_S = 0.005
+FIRST_POLL_S = 0.005
+LAST_POLL_S = 0.1
 WORLD_SIZE = 1
 
 
@@ -26,13 +28,18 @@ class Tier:
         self._session: aiohttp.ClientSession | None = None
 
     async def holds(self, tokens: Sequence[int], salt: str, timeout_s: float) -> bool:
-        """Whether every whole chunk of `tokens` can be read under `salt`; also brings them to the first tier.
+        """Whether every whole chunk of `tokens` can be read under `salt`, within `timeout_s`.
 
-        False when the server does not answer within `timeout_s`, or knows no engine of this model.
+        Asks again while some are missing, and brings those that lie in a lower tier up to the first.
+        False also when the server does not answer, or knows no engine of this model.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._prefetch(tokens, salt)
+                pause_s = FIRST_POLL_S
+                while not await self._prefetch(tokens, salt):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LAST_POLL_S)
+                return True
         except (TimeoutError, aiohttp.ClientError):
             return False
 
@@ -49,13 +56,11 @@ class Tier:
             "cache_salt": salt,
         }
         job = await self._call("POST", "/cache/prefetches", body)
-        if job.get("chunks") != len(tokens) // self._chunk_tokens:
+        if job["chunks"] != len(tokens) // self._chunk_tokens:
             return False
-        while True:
-            state = await self._call("GET", f"/cache/prefetches/{job['request_id']}")
-            if state["status"] == "completed":
-                return bool(state["found_keys"] == state["total_keys"])
-            await asyncio.sleep(POLL_S)
+        while (state := await self._call("GET", f"/cache/prefetches/{job['request_id']}"))["status"] != "completed":
+            await asyncio.sleep(FIRST_POLL_S)
+        return bool(state["found_keys"] == state["total_keys"])
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         if self._session is None:

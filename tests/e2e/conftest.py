@@ -1,0 +1,191 @@
+"""Fixtures of the tests with real engines: an LMCache server, a prefill engine and a decode engine.
+
+Engines take long to start and all the machine's memory is theirs: a pair is started once for a module, and
+stopped before the next one starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+from pdq import model, settings
+from pdq.engines.base import Done, PrefillResult, Tokens, Work
+from pdq.engines.vllm import VllmEngine
+from pdq.kv.server import ServerOptions, command, environment, remove_shared_memory, wait_ready
+from pdq.messages import Sampling
+from pdq.settings import EngineSettings, KvSettings, ModelSpec
+from tokenizers import Tokenizer
+
+SERVER_START_S = 60.0
+SERVER_STOP_S = 20.0
+ENGINE_START_S = 240.0
+KV_CACHE_BYTES = 256 << 20
+STORE_TIMEOUT_S = 10.0
+MEMORY_GB = 0.75
+
+
+class KvServer:
+    """An LMCache server as a child process."""
+
+    def __init__(self, log: Path, chunk_tokens: int) -> None:
+        self._log = log
+        self.options = ServerOptions(
+            port=free_port(),
+            http_port=free_port(),
+            chunk_tokens=chunk_tokens,
+            memory_gb=MEMORY_GB,
+            shm_name=f"test-{secrets.token_hex(4)}",
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, memory_gb: float = MEMORY_GB) -> None:
+        options = msgspec.structs.replace(self.options, memory_gb=memory_gb)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(options), env=os.environ | environment(), stdout=log, stderr=subprocess.STDOUT
+            )
+        await wait_ready(options, SERVER_START_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """As when it crashes: nothing is tidied up."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(SERVER_STOP_S)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(SERVER_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        remove_shared_memory(self.options)
+
+
+class Pair:
+    """A prefill engine and a decode engine that share one LMCache server and nothing else."""
+
+    def __init__(self, spec: ModelSpec, server: KvServer, mode: str) -> None:
+        self.spec = spec
+        self.server = server
+        self.kv = msgspec.convert(
+            {"port": server.options.port, "http_port": server.options.http_port, "transfer_mode": mode}, KvSettings
+        )
+        cpus = sorted(os.sched_getaffinity(0))
+        self.prefill = VllmEngine(spec, "prefill", engine_settings(cpus[0]), self.kv)
+        self.decode = VllmEngine(spec, "decode", engine_settings(cpus[-1]), self.kv)
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.prefill.start()
+        await self.decode.start()
+
+    async def stop(self) -> None:
+        await self.prefill.close()
+        await self.decode.close()
+        self.server.stop()
+
+    async def handoff(self, work: Work) -> tuple[PrefillResult, Answer]:
+        """What the two stages do for a request, without the queues between them."""
+        return await self.prefill.prefill(work), await answer(self.decode, work)
+
+
+class Answer(msgspec.Struct):
+    """All that one decode gave."""
+
+    deltas: list[Tokens]
+    done: Done
+
+    @property
+    def ids(self) -> list[int]:
+        return [id for delta in self.deltas for id in delta.ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [entry.logprob for delta in self.deltas for entry in delta.logprobs or ()]
+
+
+async def answer(engine: VllmEngine, work: Work) -> Answer:
+    items = [item async for item in engine.decode(work)]
+    *deltas, done = items
+    assert isinstance(done, Done)
+    assert all(isinstance(delta, Tokens) for delta in deltas)
+    return Answer(deltas=[delta for delta in deltas if isinstance(delta, Tokens)], done=done)
+
+
+def greedy(max_tokens: int = 8, **more: object) -> Sampling:
+    return msgspec.convert({"max_tokens": max_tokens, "temperature": 0.0, **more}, Sampling)
+
+
+def engine_settings(cpu: int) -> EngineSettings:
+    return EngineSettings(
+        cpus=str(cpu),
+        start_timeout_s=ENGINE_START_S,
+        kv_cache_bytes=KV_CACHE_BYTES,
+        store_timeout_s=STORE_TIMEOUT_S,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def spec() -> ModelSpec:
+    """The default model, with its files on this machine."""
+    if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("lmcache") is None:
+        missing = "vLLM and LMCache are not installed (extra `cpu`)"
+        pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
+    default = settings.load_models(Path(__file__).parents[2] / "infra/models.toml").one("")
+    return msgspec.structs.replace(default, path=str(model.fetch(default, settings.home(), print)))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(spec: ModelSpec) -> Tokenizer:
+    return Tokenizer.from_file(str(Path(spec.path) / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def server(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvServer]:
+    server = KvServer(tmp_path_factory.mktemp("lmcache") / "log", spec.chunk_tokens)
+    yield server
+    server.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(spec: ModelSpec, server: KvServer, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """Parametrise it indirectly with a transfer mode."""
+    pair = Pair(spec, server, request.param)
+    try:
+        await pair.start()
+        yield pair
+    finally:
+        await pair.stop()
+
+
+@pytest.fixture
+def salt() -> str:
+    """A tenant of its own: what another test stored is not found."""
+    return secrets.token_hex(32)
