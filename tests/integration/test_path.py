@@ -27,9 +27,9 @@ async def test_prefill_first_goes_through_both_stages(client: Client) -> None:
         "route",
         "prefill_queue",
         "prefill",
-        "kv_store",
+        "prefill_kv_store",
         "decode_queue",
-        "kv_load",
+        "decode_kv_load",
         "decode",
         "ttft",
     }

@@ -7,8 +7,9 @@ from typing import Any
 from pdq.bus import Delivery
 from pdq.engines.base import Phase
 from pdq.log import Entry, OutputWriter
-from pdq.messages import DecodeJob, Job, State, Usage, unpack_ids
+from pdq.messages import Job, State, Usage
 from pdq.stage.attempt import Outcome
+from pdq.stage.jobs import stage_of
 from pdq.telemetry import StageSpan
 
 
@@ -41,11 +42,13 @@ class ClaimedJob:
         }
 
     def timings_ms(self, outcome: Outcome) -> dict[str, float]:
-        """Milliseconds by part of this stage, added to those of the stages before."""
-        stage = "decode" if isinstance(self.job, DecodeJob) else "prefill"
+        """Milliseconds by part of this stage (`prefill_queue`, `prefill_kv_store`, `prefill`, ...), added to
+        those of the stages before."""
+        stage = stage_of(self.job)
         made = {f"{stage}_queue": self.span.queue_wait_s * 1e3}
         for phase in outcome.phases:
-            made[phase.name.removeprefix("engine.").replace(".", "_")] = phase.duration_ms
+            part = phase.name.removeprefix("engine.").replace(".", "_")
+            made[part if part == stage else f"{stage}_{part}"] = phase.duration_ms
         first = first_token_ns(outcome.phases)
         if first and self.state.submitted:
             made["ttft"] = first / 1e6 - self.state.submitted * 1e3
@@ -55,7 +58,3 @@ class ClaimedJob:
 def first_token_ns(phases: tuple[Phase, ...]) -> int:
     """Unix nanoseconds of the first output token; 0 when there was none."""
     return next((at for phase in phases for event, at in phase.events if event == "first_token"), 0)
-
-
-def prompt_ids(job: Job) -> tuple[int, ...]:
-    return tuple(unpack_ids(job.prompt))
