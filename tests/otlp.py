@@ -66,16 +66,22 @@ class Collector:
             return list(self.spans)
 
     def of_request(self, request: str, *, ended: str, bound_s: float = 20.0) -> list[Received]:
-        """All spans of the trace of one request, once its span named `ended` has arrived."""
+        """All spans of the trace of one request, once its span named `ended` has arrived with all above it.
+
+        Fails the test when `ended` does not come; spans that miss their parents are left to `assert_no_orphans`.
+        """
         deadline = time.monotonic() + bound_s
-        while time.monotonic() < deadline:
+        while True:
             with self.arrived:
                 traces = {s.trace_id for s in self.spans if s.attributes.get("pdq.request.id") == request}
                 found = [s for s in self.spans if s.trace_id in traces]
-            if any(span.name == ended for span in found):
+            came = bool(named(found, ended))
+            if came and len(tops(found)) == 1:
+                return found
+            if time.monotonic() > deadline:
+                assert came, f"no span {ended!r} of request {request} arrived, only {[s.name for s in found]}"
                 return found
             time.sleep(0.02)
-        raise AssertionError(f"no span {ended!r} of request {request} arrived")
 
 
 @contextmanager
@@ -159,6 +165,12 @@ def named(spans: Iterable[Received], name: str) -> list[Received]:
     return [span for span in spans if span.name == name]
 
 
+def tops(spans: list[Received]) -> list[Received]:
+    """Spans whose parents are not among them."""
+    ids = {span.span_id for span in spans}
+    return [span for span in spans if span.parent_id not in ids]
+
+
 def assert_one_trace(spans: list[Received]) -> str:
     """All spans are of one trace; its id."""
     ids = {span.trace_id for span in spans}
@@ -173,10 +185,9 @@ def assert_services(spans: list[Received], *services: str) -> None:
 
 def assert_no_orphans(spans: list[Received], *, outside: str = "") -> Received:
     """Every parent is here, but for one root, which is returned; its parent may be the span id `outside`."""
-    ids = {span.span_id for span in spans}
-    tops = [span for span in spans if span.parent_id not in ids]
-    assert [span.parent_id for span in tops] == [outside], [(s.name, s.parent_id) for s in tops]
-    return tops[0]
+    found = tops(spans)
+    assert [span.parent_id for span in found] == [outside], [(s.name, s.parent_id) for s in found]
+    return found[0]
 
 
 def assert_linked(spans: list[Received]) -> None:
