@@ -122,10 +122,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens decode was promised, and tokens its engine loaded from the KV tiers."""
+    """Tokens decode was promised, those its engine loaded from the KV tiers, and those it still had itself."""
 
     promised_tokens: int = 0
     loaded_tokens: int = 0
+    local_tokens: int = 0
+    """Found in the engine's own prefix cache: a repeated prompt needs no load."""
 
 
 class StageClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

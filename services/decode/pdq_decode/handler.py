@@ -31,8 +31,12 @@ class DecodeHandler:
             traceparent=attempt.traceparent,
         )
         done = await self._generate(work, attempt)
-        kv = KvReport(promised_tokens=promise.tokens if promise else 0, loaded_tokens=done.loaded_tokens)
-        return Answer(finish_reason=done.finish_reason, kv=kv, local_tokens=done.local_tokens, phases=done.phases)
+        kv = KvReport(
+            promised_tokens=promise.tokens if promise else 0,
+            loaded_tokens=done.loaded_tokens,
+            local_tokens=done.local_tokens,
+        )
+        return Answer(finish_reason=done.finish_reason, kv=kv, phases=done.phases)
 
     async def _generate(self, work: Work, attempt: Attempt) -> Done:
         async with aclosing(self._engine.decode(work)) as items:

@@ -23,7 +23,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     finish_reason: FinishReason
     kv: KvReport
-    local_tokens: int = 0
     phases: tuple[Phase, ...] = ()
 
 
