@@ -58,9 +58,11 @@ class Tier:
         job = await self._call("POST", "/cache/prefetches", body)
         if job["chunks"] != len(tokens) // self._chunk_tokens:
             return False
-        while (state := await self._call("GET", f"/cache/prefetches/{job['request_id']}"))["status"] != "completed":
+        while True:
+            state = await self._call("GET", f"/cache/prefetches/{job['request_id']}")
+            if state["status"] == "completed":
+                return bool(state["found_keys"] == state["total_keys"])
             await asyncio.sleep(FIRST_POLL_S)
-        return bool(state["found_keys"] == state["total_keys"])
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         if self._session is None:
