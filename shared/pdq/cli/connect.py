@@ -61,9 +61,7 @@ def target(nats_url: str, environ: Mapping[str, str] = os.environ, *, starting: 
         return Target(settings.load(BusSettings, {**bounded, URL: url}), layout, None, environ)
     stack = records.running(layout)
     if stack is None:
-        raise NotRunning(
-            f"no stack is running here: start one with `pdq up`, or name a broker with --nats-url or {URL}"
-        )
+        raise _not_running(layout)
     if not stack.nats_url and not starting:
         raise NotRunning("the stack is starting; `pdq status` shows how far it is")
     return Target(BusSettings(url=stack.nats_url, connect_timeout_s=CONNECT_TIMEOUT_S), layout, stack, environ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -18,7 +18,6 @@ from pdq.up.record import ProcessRecord, Record
 POLL_S = 0.1
 PROBE_S = 0.25
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Waits before the restarts of a process that keeps dying; after as many the stack gives up."""
 STEADY_S = 60.0
 """A process that has run for so long has its restarts forgiven."""
 
@@ -57,7 +56,11 @@ class Recorder:
 class Supervisor:
     """`start` each process in its order, then `watch`; `stop` ends all of them."""
 
-    def __init__(self, layout: Layout, recorder: Recorder, guard: Guard) -> None:
+    def __init__(
+        self, layout: Layout, recorder: Recorder, guard: Guard, backoff_s: Sequence[float] = BACKOFF_S
+    ) -> None:
+        """`backoff_s`: waits before the restarts of a process that keeps dying; after as many it gives up."""
+        self._backoff_s = backoff_s
         self._layout = layout
         self._recorder = recorder
         self._guard = guard
@@ -151,12 +154,12 @@ class Supervisor:
         while True:
             status = await self._watched(child)
             failures = 1 if time.monotonic() - child.started > STEADY_S else failures + 1
-            if failures > len(BACKOFF_S):
+            if failures > len(self._backoff_s):
                 self._recorder.set_process(spec.name, state="failed", pid=0)
                 raise StackFailed(self._story(spec.name, f"{spec.name} died {failures} times in a row", status))
             restarts = self._recorder.record.process(spec.name).restarts + 1
             self._recorder.set_process(spec.name, state="restarting", pid=0, restarts=restarts)
-            await asyncio.sleep(BACKOFF_S[failures - 1])
+            await asyncio.sleep(self._backoff_s[failures - 1])
             child = self._spawn(spec, "restarting")
 
     async def _watched(self, child: Child) -> int:
