@@ -52,6 +52,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     max_tokens: int
     seed: int = 0
+    seeded: bool = False
+    """The seed is the client's own: its answer must be that of this seed, so it is never gone on with another."""
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
@@ -238,6 +240,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str
     ids: str
     logprobs: tuple[TokenLogprob, ...] | None = None
+    held: bool = False
+    """Text of these tokens is still held back: a character or a stop string is not complete."""
 
     @classmethod
     def of(
@@ -247,9 +251,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ids: Iterable[int],
         text: str,
         logprobs: tuple[TokenLogprob, ...] | None = None,
+        held: bool = False,
     ) -> Output:
         packed = base64.b64encode(pack_ids(ids)).decode()
-        return cls(attempt=attempt, index=index, text=text, ids=packed, logprobs=logprobs)
+        return cls(attempt=attempt, index=index, text=text, ids=packed, logprobs=logprobs, held=held)
 
     def token_ids(self) -> list[int]:
         try:

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from random import Random
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from pdq.engines.base import Done, Engine, PrefillResult, Tokens, Work
 from pdq.errors import Interrupted, Rejected, Unavailable
@@ -226,6 +227,33 @@ class EngineContract:
             assert ranked == sorted(ranked, reverse=True)
             assert entry.logprob <= 0
             assert entry.logprob == pytest.approx(ranked[0])  # greedy takes the likeliest
+
+    async def test_an_answer_goes_on_after_what_was_shown(self, bench: Bench) -> None:
+        prompt, sampling = prompt_of(60, "gone on with"), greedy(24, logprobs=1)
+        items: list[Tokens] = []
+        async for item in bench.decode.decode(work_of(prompt, sampling)):
+            if isinstance(item, Tokens):
+                items.append(item)
+        whole = await collect(bench.decode, work_of(prompt, sampling))
+        clean = [place for place, item in enumerate(items, 1) if not item.held and place < len(items)]
+        assert clean, "no place where the text is whole"
+        for place in (clean[0], clean[len(clean) // 2], clean[-1]):
+            shown = tuple(token for item in items[:place] for token in item.ids)
+            text = "".join(item.text for item in items[:place])
+            rest = await collect(bench.decode, msgspec.structs.replace(work_of(prompt, sampling), shown=shown))
+            assert shown + rest.ids == whole.ids
+            assert text + rest.text == whole.text
+            assert [entry.token for entry in rest.logprobs] == [e.token for e in whole.logprobs[len(shown) :]]
+            assert rest.done.finish_reason == whole.done.finish_reason
+
+    async def test_an_answer_that_was_all_shown_just_ends(self, bench: Bench) -> None:
+        prompt = prompt_of(60, "all shown")
+        whole = await collect(bench.decode, work_of(prompt, greedy(6)))
+        ended = await collect(bench.decode, msgspec.structs.replace(work_of(prompt, greedy(6)), shown=whole.ids))
+        assert (ended.ids, ended.text, ended.done.finish_reason) == ((), "", "length")
+        stop = greedy(20, stop_token_ids=(whole.ids[-1],))
+        ended = await collect(bench.decode, msgspec.structs.replace(work_of(prompt, stop), shown=whole.ids))
+        assert (ended.ids, ended.done.finish_reason) == ((), "stop")
 
     async def test_max_tokens_of_one(self, bench: Bench) -> None:
         got = await collect(bench.decode, work_of(prompt_of(40, "one"), greedy(1)))

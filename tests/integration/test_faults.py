@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -31,32 +32,57 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     stack.stop()
 
 
-async def test_a_killed_decode_worker_is_replaced_in_mid_answer(stack: Stack) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "presence_penalty": 0.5},
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 0, "logprobs": 2},
+    ],
+    ids=["continue", "replay", "replay-seeded", "continue-logprobs"],
+)
+async def test_a_killed_decode_worker_is_replaced_in_mid_answer(stack: Stack, fields: dict[str, object]) -> None:
     stack.add("pdq_router")
     stack.add("pdq_prefill")
-    first, _ = stack.add("pdq_decode", **SLOW), None
+    first = stack.add("pdq_decode", **SLOW)
     await stack.start()
     bus = await stack.connect()
     client = Client(bus, "local")
-    body = completion("k" * 100, max_tokens=60, ignore_eos=True, temperature=0.7)
+    body = completion("k" * 100, max_tokens=60, ignore_eos=True, **fields)
     second = stack.add("pdq_decode")
 
     async def kill(answer: Answer) -> None:
-        while len(answer.transcript.ids) < 10:
+        while len(answer.transcript.ids) < 20:
             await asyncio.sleep(0.01)
         first.kill()
         second.start()
         second.wait_ready()
 
     answer = await ask_while(client, body, kill)
-    again = await ask(client, body, request=None, order="decode-only")
+    reference = await ask(client, body, order="decode-only")
     await bus.close()
-    assert answer.terminal == ["finished"]
-    assert answer.state.decode.attempt == 2
-    assert len(answer.transcript.ids) == answer.state.usage.completion_tokens == 60
-    attempts = {event.out.attempt for event in answer.events if event.out is not None}
-    assert attempts == {1, 2}
-    assert again.terminal == ["finished"]
+    assert answer.terminal == ["finished"] and answer.state.decode.attempt == 2
+    assert {event.out.attempt for event in answer.events if event.out is not None} == {1, 2}
+    assert (answer.transcript.ids, answer.transcript.text) == (reference.transcript.ids, reference.transcript.text)
+    assert answer.transcript.logprobs == reference.transcript.logprobs
+    assert (answer.state.usage, answer.state.finish_reason) == (reference.state.usage, reference.state.finish_reason)
+    went_on = "presence_penalty" not in fields and "seed" not in fields
+    assert (await continued_from(stack) > 0) == went_on
+
+
+async def continued_from(stack: Stack) -> int:
+    """The token that a second attempt went on from, as its span tells; 0: it ran again from the start."""
+    pattern = re.compile(r'continued_from","value":\{"intValue":"(\d+)"')
+    found: list[str] = []
+
+    def told() -> bool:
+        found[:] = [n for path in stack.directory.glob("*.jsonl") for n in pattern.findall(path.read_text())]
+        return bool(found)
+
+    await settled(told)
+    assert len(found) == 1
+    return int(found[0])
 
 
 async def ask_while(client: Client, body: bytes, happen, **options: object) -> Answer:  # type: ignore[no-untyped-def]

@@ -29,6 +29,7 @@ class DecodeHandler:
             # KV of another contract lies under another salt: it is not found, so it is not promised either.
             promise=promise if promise is not None and promise.contract == info.contract else None,
             traceparent=attempt.traceparent,
+            shown=attempt.shown,
         )
         done = await self._generate(work, attempt)
         kv = KvReport(

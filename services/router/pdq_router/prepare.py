@@ -116,6 +116,7 @@ def _sampling(body: Body, spec: ModelSpec, prompt_tokens: int, request: str, def
     return Sampling(
         max_tokens=max_tokens,
         seed=derived_seed(request) if body.seed is None else body.seed & SEED_MASK,
+        seeded=body.seed is not None,
         temperature=body.temperature,
         top_p=body.top_p,
         presence_penalty=body.presence_penalty,

@@ -14,7 +14,7 @@ KV tier raises nothing: KV is a cache, what cannot be loaded is computed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from typing import Any, Protocol
 
 import msgspec
@@ -67,6 +67,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     promise: Promise | None = None
     """Decode only: what a handoff says can be loaded. None: there was no prefill elsewhere."""
     traceparent: str = ""
+    shown: tuple[int, ...] = ()
+    """Decode only: output tokens that exist already. The engine goes on after them, as if it had made them:
+    they count for max_tokens, and text and logprobs begin with the first new one. They end where no text is held."""
 
 
 class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +94,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One per id, when asked for."""
+    held: bool = False
+    """Whether text is still held back after these tokens."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +107,28 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     local_tokens: int = 0
     """Prompt tokens found in the engine's own prefix cache."""
     phases: tuple[Phase, ...] = ()
+
+
+def ended_before(work: Work, end_ids: Container[int]) -> FinishReason | None:
+    """How an answer ended that has all its tokens in `shown` (its worker died before it could say so).
+
+    `end_ids`: the model's own end tokens. None: it goes on.
+    """
+    if not work.shown:
+        return None
+    last, sampling = work.shown[-1], work.sampling
+    if len(work.shown) >= sampling.min_tokens:
+        if last in sampling.stop_token_ids or (last in end_ids and not sampling.ignore_eos):
+            return "stop"
+    return "length" if len(work.shown) >= sampling.max_tokens else None
+
+
+def continued(work: Work) -> Work:
+    """The same work as if the tokens shown were the end of its prompt."""
+    if not work.shown:
+        return work
+    sampling = msgspec.structs.replace(work.sampling, max_tokens=work.sampling.max_tokens - len(work.shown))
+    return msgspec.structs.replace(work, prompt=work.prompt + work.shown, shown=(), sampling=sampling)
 
 
 class Engine(Protocol):

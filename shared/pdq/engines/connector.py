@@ -18,10 +18,11 @@ from lmcache.utils import init_logger
 from lmcache.v1.multiprocess.futures import MessagingFuture
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from pdq.engines.lifeline import follow
 from pdq.engines.reports import Loaded, Looked, Reporter, Stored
 
 REPORTS = "pdq.reports"
-"""Extra configuration: path of the front's socket."""
+"""Extra configuration: path of the front's socket; the core ends when the front is gone."""
 MODEL = "pdq.model"
 """Extra configuration: the model's name in the tier. A path would differ between machines."""
 
@@ -50,8 +51,11 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._reporter = Reporter(extra[REPORTS])
-        adapter = self.scheduler_adapter if role == KVConnectorRole.SCHEDULER else self.worker_adapter
-        adapter.model_name = extra[MODEL]
+        if role == KVConnectorRole.SCHEDULER:
+            follow(extra[REPORTS])
+            self.scheduler_adapter.model_name = extra[MODEL]
+        else:
+            self.worker_adapter.model_name = extra[MODEL]
         self._lookups: dict[str, int] = {}
         self._looked: dict[str, Looked] = {}
         self._loads: dict[str, int] = {}

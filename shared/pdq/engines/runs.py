@@ -7,6 +7,8 @@ import asyncio
 from pdq.engines.base import Phase, Work
 from pdq.engines.reports import Loaded, Looked, Report, Stored
 
+Attributes = dict[str, str | int | float | bool]
+
 
 class Run:
     """Collects the reports of one request. `id` is its name inside the engine."""
@@ -66,27 +68,34 @@ class Run:
             return "store_late"
         return ""
 
-    def kv_phases(self) -> list[Phase]:
+    def kv_phases(self, bytes_per_token: int) -> list[Phase]:
         """`kv.lookup`, and `kv.load` where there was one."""
         phases = []
         if self.looked:
-            tokens = {"pdq.kv.tokens": self.looked.tier_tokens, "pdq.kv.local_tokens": self.local_tokens}
-            phases.append(_phase("kv.lookup", self.looked, tokens))
+            found: Attributes = {"pdq.kv.tokens": self.looked.tier_tokens, "pdq.kv.local_tokens": self.local_tokens}
+            phases.append(_phase("kv.lookup", self.looked, found))
         if self.loaded:
-            phases.append(_phase("kv.load", self.loaded, {"pdq.kv.tokens": self.loaded_tokens}))
+            moved: Attributes = {
+                "pdq.kv.tokens": self.loaded_tokens,
+                "pdq.kv.bytes": self.loaded_tokens * bytes_per_token,
+            }
+            phases.append(_phase("kv.load", self.loaded, moved))
         return phases
 
-    def store_phase(self, end_ns: int, tokens: int, cause: str) -> Phase | None:
+    def store_phase(self, end_ns: int, tokens: int, bytes_per_token: int, cause: str) -> Phase | None:
         """`kv.store`, from the first store's begin: with chunked prefill it overlaps `engine.prefill`."""
         if not self._stores:
             return None
         start_ns = min(store.start_ns for store in self._stores)
-        busy_ms = sum(store.end_ns - store.start_ns for store in self._stores) / 1e6
-        attributes: dict[str, str | int | float | bool] = {"pdq.kv.tokens": tokens, "pdq.kv.transfer_ms": busy_ms}
+        attributes: Attributes = {
+            "pdq.kv.tokens": tokens,
+            "pdq.kv.bytes": tokens * bytes_per_token,
+            "pdq.kv.transfer_ms": sum(store.end_ns - store.start_ns for store in self._stores) / 1e6,
+        }
         if cause:
             attributes["pdq.kv.cause"] = cause
         return Phase(name="kv.store", start_ns=start_ns, end_ns=max(start_ns, end_ns), attributes=attributes)
 
 
-def _phase(name: str, report: Looked | Loaded, attributes: dict[str, int]) -> Phase:
-    return Phase(name=name, start_ns=report.start_ns, end_ns=report.end_ns, attributes={**attributes})
+def _phase(name: str, report: Looked | Loaded, attributes: Attributes) -> Phase:
+    return Phase(name=name, start_ns=report.start_ns, end_ns=report.end_ns, attributes=attributes)

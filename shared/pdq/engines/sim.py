@@ -22,7 +22,7 @@ import msgspec
 
 from pdq.bytes_tokenizer import BytesTokenizer
 from pdq.engines import sim_timing
-from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work
+from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work, continued, ended_before
 from pdq.engines.sim_faults import Faults
 from pdq.engines.sim_kv import KvDirectory, Loaded
 from pdq.engines.sim_model import START, STATE_BYTES, Generation
@@ -106,6 +106,10 @@ class SimEngine:
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """See the contract; one token per `Tokens`. Aborted: Interrupted."""
         check(work, self._spec)
+        if (reason := ended_before(work, self._tokenizer.eos_token_ids)) is not None:
+            yield Done(finish_reason=reason, loaded_tokens=0)
+            return
+        work = continued(work)
 
         async def body(put: Callable[[Tokens | Done], None]) -> None:
             put(await self._decode(work, put))

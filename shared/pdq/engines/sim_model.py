@@ -60,7 +60,10 @@ class Generation:
         text, matched = self._stops.push(piece, check=self.num_tokens > self._sampling.min_tokens, final=last)
         if last or matched:
             self.finish = "stop" if stopped or matched else "length"
-        return Tokens(ids=(token,), text=text, logprobs=self._logprobs(state, token))
+        return Tokens(ids=(token,), text=text, logprobs=self._logprobs(state, token), held=self._holds())
+
+    def _holds(self) -> bool:
+        return self.finish is None and bool(self._decoder.getstate()[0] or self._stops.held)
 
     def _draw(self, state: bytes) -> int:
         banned: set[int] = set()
@@ -108,7 +111,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
+        self.held = ""
+        """Text that may still become a stop string."""
 
     def push(self, piece: str, *, check: bool, final: bool) -> tuple[str, bool]:
         """The text that can be shown now, and whether a stop string is complete.
@@ -116,17 +120,17 @@ class StopStrings:
         The stop string that completes first wins. With `check` false none does, as under `min_tokens`: only
         one that ends in a later piece counts. `final`: nothing comes after, so nothing is held back.
         """
-        text = self._held + piece
+        text = self.held + piece
         found = [
             (start + len(stop), start)
             for stop in self._stops
-            if check and piece and (start := text.find(stop, max(0, len(self._held) - len(stop) + 1))) >= 0
+            if check and piece and (start := text.find(stop, max(0, len(self.held) - len(stop) + 1))) >= 0
         ]
         if found:
-            self._held = ""
+            self.held = ""
             return text[: min(found, key=lambda match: match[0])[1]], True
         keep = 0 if final else self._unfinished(text)
-        self._held = text[len(text) - keep :]
+        self.held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def _unfinished(self, text: str) -> int:

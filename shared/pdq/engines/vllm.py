@@ -16,7 +16,7 @@ from contextlib import aclosing, contextmanager
 from itertools import count
 from typing import Any
 
-from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work
+from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work, continued, ended_before
 from pdq.engines.reports import Inbox, Report
 from pdq.engines.runs import Run
 from pdq.engines.selftest import prove
@@ -83,9 +83,9 @@ class VllmEngine:
             computed_ns = time.time_ns()
             cause = await self._wait_readable(run, whole)
             stored = 0 if cause else whole
-            phases = run.kv_phases()
+            phases = run.kv_phases(self.info.kv_bytes_per_token)
             phases.append(_compute("engine.prefill", start_ns, computed_ns, run, {"pdq.tokens": len(work.prompt)}))
-            if store := run.store_phase(time.time_ns(), stored, cause):
+            if store := run.store_phase(time.time_ns(), stored, self.info.kv_bytes_per_token, cause):
                 phases.append(store)
             return PrefillResult(
                 stored_tokens=stored,
@@ -95,6 +95,11 @@ class VllmEngine:
             )
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done]:
+        if (ended := ended_before(work, self._spec.eos_token_ids)) is not None:
+            yield Done(finish_reason=ended, loaded_tokens=0)
+            return
+        work = continued(work)
+        tokenizer = self._llm.get_tokenizer()
         with self._running(work) as run:
             start_ns, times, reason = time.time_ns(), _TokenTimes(), ""
             outputs = self._outputs(run, lambda: decode_params(work.sampling))
@@ -102,12 +107,12 @@ class VllmEngine:
                 async for output in outputs:
                     completion = output.outputs[0]
                     reason = completion.finish_reason or ""
-                    tokens = tokens_of(completion, work.sampling)
+                    tokens = tokens_of(completion, work.sampling, tokenizer)
                     if tokens is not None:
                         times.saw(len(tokens.ids))
                         yield tokens
             self._inbox.drain()
-            phases = run.kv_phases()
+            phases = run.kv_phases(self.info.kv_bytes_per_token)
             phases.append(
                 _compute("engine.decode", start_ns, time.time_ns(), run, {"pdq.tokens": times.num}, times.events())
             )
@@ -182,9 +187,9 @@ class VllmEngine:
 
     async def _outputs(self, run: Run, params: Callable[[], Any]) -> AsyncGenerator[Any]:
         """vLLM's outputs of a run. Raises Rejected, Unavailable, or Interrupted when it was aborted."""
-        from vllm import TokensPrompt
+        from vllm.inputs import tokens_input
 
-        prompt = TokensPrompt(prompt_token_ids=list(run.work.prompt), cache_salt=run.work.salt)
+        prompt = tokens_input(list(run.work.prompt), cache_salt=run.work.salt)
         with _translated():
             outputs = self._llm.generate(prompt, params(), run.id)
             async with aclosing(outputs):

@@ -40,7 +40,7 @@ def prefill_params() -> Any:
     return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-def tokens_of(completion: Any, sampling: Sampling) -> Tokens | None:
+def tokens_of(completion: Any, sampling: Sampling, tokenizer: Any) -> Tokens | None:
     """A delta of vLLM's output; None when it holds nothing."""
     ids = tuple(completion.token_ids)
     if not ids and not completion.text:
@@ -49,7 +49,15 @@ def tokens_of(completion: Any, sampling: Sampling) -> Tokens | None:
     if sampling.logprobs is not None:
         positions = zip(ids, completion.logprobs or (), strict=True)
         logprobs = tuple(_logprob(id, position, sampling.logprobs) for id, position in positions)
-    return Tokens(ids=ids, text=completion.text, logprobs=logprobs)
+    return Tokens(ids=ids, text=completion.text, logprobs=logprobs, held=open_end(ids, tokenizer))
+
+
+def open_end(ids: tuple[int, ...], tokenizer: Any) -> bool:
+    """Whether the last of these tokens end within a character: its bytes are held back until it is complete.
+
+    A character has at most four bytes, so four tokens tell. (A true U+FFFD counts too: that errs on the safe side.)
+    """
+    return bool(ids) and tokenizer.decode(list(ids[-4:])).endswith("\ufffd")
 
 
 def _logprob(id: int, position: dict[int, Any], num_top: int) -> TokenLogprob:

@@ -1,7 +1,8 @@
 """`out`: the tokens of one decode attempt, batched by time and size.
 
-A second attempt of a request computes the answer anew and compares it with what the log already shows
-before it publishes more: two answers are never spliced.
+A second attempt of a request begins somewhere within what the log already shows (at its start, to replay
+it, or where its text is clean, to go on), and compares what it computes again with what was shown before
+it publishes more: two answers are never spliced.
 """
 
 from __future__ import annotations
@@ -23,24 +24,37 @@ FLUSH_TIMEOUT_S = 15.0
 
 
 class OutputWriter:
-    """Writes one attempt's tokens. `shown` is what earlier attempts published, read up to this claim."""
+    """Writes one attempt's tokens. `shown` is what earlier attempts published, read up to this claim;
+    `begin` is where the attempt begins in it: (tokens, characters)."""
 
-    def __init__(self, outbox: Outbox, tenant: str, request: str, attempt: int, shown: Transcript) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        tenant: str,
+        request: str,
+        attempt: int,
+        shown: Transcript,
+        begin: tuple[int, int] = (0, 0),
+    ) -> None:
         self._channel = outbox.channel(subjects.out(tenant, request))
         self._attempt = attempt
         self._shown = shown
-        self.ids: list[int] = []
-        """All ids of the answer, the shown ones included once they were computed again."""
-        self._text = ""
-        self._logprobs: list[TokenLogprob] = []
+        self.ids: list[int] = shown.ids[: begin[0]]
+        """All ids of the answer: those gone on from, and those computed (again) by this attempt."""
+        self._text = shown.text[: begin[1]]
+        self._logprobs: list[TokenLogprob] = shown.logprobs[: begin[0]]
+        self._held = False
         self._published_ids = len(shown.ids)
         self._published_text = len(shown.text)
         self._published_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._publishing: asyncio.Task[None] | None = None
 
-    async def write(self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob] | None) -> None:
+    async def write(
+        self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob] | None, held: bool = False
+    ) -> None:
         """Take the next tokens. Raises Rejected (`diverged`) where they differ from what was shown."""
+        self._held = held
         self.ids.extend(ids)
         self._text += text
         self._logprobs.extend(logprobs or ())
@@ -106,7 +120,7 @@ class OutputWriter:
         self._published_ids, self._published_text = end, max(self._published_text, len(self._text))
         self._published_at = time.monotonic()
         logprobs = tuple(self._logprobs[start:end]) or None
-        record = Output.of(self._attempt, start, self.ids[start:end], text, logprobs)
+        record = Output.of(self._attempt, start, self.ids[start:end], text, logprobs, self._held)
         await self._channel.send(encode_json(record))
 
     def _cancel_timer(self) -> None:

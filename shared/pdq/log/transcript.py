@@ -34,6 +34,8 @@ class Transcript:
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
         self.state: State | None = None
+        self.clean = (0, 0)
+        """Tokens, and characters of their text, up to the last place where no text was held back."""
         self._ahead: dict[int, Output] = {}
 
     @property
@@ -83,5 +85,7 @@ class Transcript:
             self.ids.extend(piece.ids)
             self.text += piece.text
             self.logprobs.extend(piece.logprobs or ())
+            if not out.held:
+                self.clean = (len(self.ids), len(self.text))
             pieces.append(piece)
         return pieces

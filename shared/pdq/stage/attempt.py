@@ -36,6 +36,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
     emit: Callable[[Tokens], Awaitable[None]]
     """Publish some output tokens (decode only)."""
+    shown: tuple[int, ...] = ()
+    """Output tokens of earlier attempts, to go on after (decode only)."""
 
 
 J = TypeVar("J", bound=Job, contravariant=True)

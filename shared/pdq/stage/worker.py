@@ -15,7 +15,7 @@ from pdq.engines.base import Tokens
 from pdq.errors import NotDecodable, PdqError, Retryable
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript
 from pdq.messages import DecodeJob, Job, PrefillJob, StageName, State, decode_job
-from pdq.stage import claims
+from pdq.stage import claims, recovery
 from pdq.stage.attempt import Attempt, Handler, Outcome
 from pdq.stage.run import Run
 from pdq.stage.settlement import Settlement
@@ -150,9 +150,10 @@ class StageWorker:
         async def emit(tokens: Tokens) -> None:
             assert work.writer is not None
             run.progress()
-            await work.writer.write(tokens.ids, tokens.text, tokens.logprobs)
+            await work.writer.write(tokens.ids, tokens.text, tokens.logprobs, tokens.held)
 
-        attempt = Attempt(number=work.attempt, traceparent=work.span.traceparent, emit=emit)
+        shown = tuple(work.writer.ids) if work.writer is not None else ()
+        attempt = Attempt(number=work.attempt, traceparent=work.span.traceparent, shown=shown, emit=emit)
         work.span.set_sampling(work.job.sampling)
         outcome = await run.guard(self._handler.handle(work.job, attempt), work.job.deadline - time.time())
         if work.writer is not None:
@@ -165,7 +166,10 @@ class StageWorker:
         if work.attempt > 1:
             for event in await self._log.read_up_to(job.tenant, job.request, work.entry.seq):
                 shown.feed(event)
-        return OutputWriter(self._outbox, job.tenant, job.request, work.attempt, shown)
+        begin = recovery.begin(job.sampling, shown)
+        if shown.ids:
+            work.span.event("recovery", {"shown_tokens": len(shown.ids), "continued_from": begin[0]})
+        return OutputWriter(self._outbox, job.tenant, job.request, work.attempt, shown, begin)
 
     def _report(self, work: ClaimedJob, outcome: Outcome) -> None:
         self._metrics.queue_wait(self.stage, work.span.queue_wait_s)
