@@ -26,6 +26,7 @@ from pdq.kv.contract import read_key
 from pdq.messages import PRIORITIES, StageName, WorkerBeat, encode_json
 from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
+from pdq.stage.room import Room
 from pdq.stage.watch import Watch
 from pdq.telemetry import Metrics, Telemetry
 
@@ -180,6 +181,7 @@ class _Host:
         return min(self._settings.worker.slots, self._engine.info.slots)
 
     def _loop(self, bus: Bus, stage: StageName, handler: Handler[Any], parts: _Parts) -> Loop:
+        room = Room(bus, self._engine.info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
         worker = StageWorker(
             stage,
             handler,
@@ -190,6 +192,7 @@ class _Host:
             metrics=self._metrics,
             worker=self._worker,
             max_attempts=self._settings.worker.max_attempts,
+            room=room,
         )
         consumers = [name for _, name in _consumers(stage, self._engine.info.model)]
         return Loop(
@@ -200,6 +203,7 @@ class _Host:
             stall_s=self._settings.worker.stall_s,
             drain_s=self._settings.worker.drain_s,
             on_change=lambda _: self._count_busy(),
+            admit=room.wait if room is not None else None,
         )
 
     def _count_busy(self) -> None:

@@ -147,6 +147,8 @@ class KvSettings(Group, frozen=True, kw_only=True):
     transfer_mode: Literal["auto", "engine_driven", "lmcache_driven"] = "auto"
     mq_timeout_s: float = 3.0
     heartbeat_s: float = 1.0
+    room_bytes: int = 512 << 20
+    """KV that may wait for decode; a prefill worker takes no new job while more does."""
     key_file: str = ""
     """File whose first 32 bytes key the hash of tenants; workers that share KV share it. Empty: no key."""
 

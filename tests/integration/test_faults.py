@@ -320,6 +320,28 @@ async def test_requests_wait_for_a_worker_to_come(stack: Stack) -> None:
     assert answer.terminal == ["finished"]
 
 
+async def test_prefill_does_not_run_ahead_of_decode_beyond_the_room(stack: Stack) -> None:
+    stack.add("pdq_router")
+    # A prompt of 320 tokens is 5,120 bytes of the sim's KV: two may wait, the third is the one too many.
+    stack.add("pdq_prefill", PDQ_KV_ROOM_BYTES="15000", PDQ_WORKER_SLOTS="1")
+    decode = stack.add("pdq_decode")
+    await stack.start()
+    decode.stop()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    bodies = [completion([i] * 320, max_tokens=2) for i in range(1, 11)]
+    running = [asyncio.create_task(ask(client, body, order="prefill-first", seconds=60)) for body in bodies]
+    await asyncio.sleep(3)
+    decode_jobs, prefill_jobs = await bus.stream_info(subjects.DECODE), await bus.stream_info(subjects.PREFILL)
+    assert decode_jobs is not None and prefill_jobs is not None
+    assert decode_jobs["state"]["messages"] == 3
+    assert prefill_jobs["state"]["messages"] == 7
+    decode.start()
+    answers = await asyncio.gather(*running)
+    await bus.close()
+    assert all(answer.terminal == ["finished"] and answer.state.kv.loaded_tokens == 319 for answer in answers)
+
+
 async def test_the_handoff_twice_and_after_the_end_is_one_answer(stack: Stack) -> None:
     stack.add("pdq_router")
     worker = stack.add("pdq_worker")

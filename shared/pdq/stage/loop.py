@@ -41,8 +41,10 @@ class Loop:
         stall_s: float,
         drain_s: float,
         on_change: Callable[[int], None] = lambda busy: None,
+        admit: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """on_change: called with the number of busy slots whenever it changes."""
+        """on_change: called with the number of busy slots whenever it changes. admit: awaited before each
+        pull; it returns when there is room for one more."""
         self._puller = puller
         self._process = process
         self._free = asyncio.Semaphore(slots)
@@ -50,6 +52,7 @@ class Loop:
         self._stall_s = stall_s
         self._drain_s = drain_s
         self._on_change = on_change
+        self._admit = admit
         self._runs: dict[asyncio.Task[None], Run] = {}
 
     @property
@@ -63,7 +66,7 @@ class Loop:
             while not stop.is_set():
                 if await _first(self._free.acquire(), stopping) is None:
                     break
-                delivery = await _first(self._puller.get(), stopping)
+                delivery = await _first(self._next(), stopping)
                 if delivery is None:
                     self._free.release()
                     break
@@ -71,6 +74,11 @@ class Loop:
         finally:
             stopping.cancel()
             await self._drain()
+
+    async def _next(self) -> Delivery:
+        if self._admit is not None:
+            await self._admit()
+        return await self._puller.get()
 
     def _begin(self, delivery: Delivery) -> None:
         run = Run()

@@ -107,6 +107,7 @@ class Settlement:
             await self._ended(work, entry)
             return
         await self.publish_handoff(work.job, outcome.promise, work.span.headers())
+        self._metrics.handoff(outcome.promise.cause)
         self._note(work, "prefilled", promised_tokens=outcome.promise.tokens)
         await work.delivery.ack()
 
@@ -188,7 +189,7 @@ class Settlement:
         state = entry.state
         self.count_end(state)
         if state.kv is not None:
-            self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens)
+            self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens, state.kv.local_tokens)
         if state.usage is not None:
             work.span.set_usage(state.usage, state.finish_reason or state.event, state.kv)
         # As of the end's own time: what follows is housekeeping, and its reader may be done before us.
@@ -211,7 +212,7 @@ class Settlement:
     # ---- for jobs that were never claimed
 
     def count_end(self, state: State) -> None:
-        self._metrics.ended(state.model, state.order, state.event)
+        self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
 
     async def stop_timer(self, tenant: str, request: str) -> None:
         """A timer that stays behind finds its request ended; so this may fail."""

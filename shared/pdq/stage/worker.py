@@ -16,7 +16,8 @@ from pdq.errors import NotDecodable, PdqError, Retryable
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript
 from pdq.messages import DecodeJob, Job, PrefillJob, StageName, State, decode_job
 from pdq.stage import claims, recovery
-from pdq.stage.attempt import Attempt, Handler, Outcome
+from pdq.stage.attempt import Attempt, Handler, Handoff, Outcome
+from pdq.stage.room import Room
 from pdq.stage.run import Run
 from pdq.stage.settlement import Settlement
 from pdq.stage.watch import Watch
@@ -44,7 +45,10 @@ class StageWorker:
         metrics: Metrics,
         worker: str,
         max_attempts: int,
+        room: Room | None = None,
     ) -> None:
+        """room: told of the KV that prefill hands off."""
+        self._room = room
         self.stage = stage
         self._handler = handler
         self._log = RequestLog(bus)
@@ -173,6 +177,8 @@ class StageWorker:
 
     def _report(self, work: ClaimedJob, outcome: Outcome) -> None:
         self._metrics.queue_wait(self.stage, work.span.queue_wait_s)
+        if self._room is not None and isinstance(outcome, Handoff):
+            self._room.stored(outcome.promise.bytes)
         for phase in outcome.phases:
             work.span.phase(phase)
             self._metrics.phase(phase)

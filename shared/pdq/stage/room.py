@@ -1,0 +1,52 @@
+"""Back-pressure from decode to prefill: KV that waits for decode must fit into the tier it waits in.
+
+Prefill that runs far ahead of decode fills the tier with KV that is evicted before it is loaded: work done
+twice. So a prefill worker takes no new job while the handoffs that wait, at the mean size of its own, need
+more than `room_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdq import subjects
+from pdq.bus import Bus
+from pdq.errors import Unavailable
+from pdq.messages import PRIORITIES
+
+FRESH_S = 0.2
+WEIGHT = 0.1
+"""Share of the newest handoff in the running mean."""
+
+
+class Room:
+    def __init__(self, bus: Bus, model: str, room_bytes: int) -> None:
+        self._bus = bus
+        self._consumers = [subjects.consumer(model, priority) for priority in PRIORITIES]
+        self._room_bytes = room_bytes
+        self._mean_bytes = 0.0
+
+    def stored(self, num_bytes: int) -> None:
+        """Take the size of a handoff's KV into the mean."""
+        self._mean_bytes += (num_bytes - self._mean_bytes) * (WEIGHT if self._mean_bytes else 1.0)
+
+    async def wait(self) -> None:
+        """Return once the waiting handoffs leave room. A broker that does not answer holds up nobody here:
+        then there is nothing to pull either."""
+        pause = FRESH_S
+        while True:
+            if await self._fits():
+                return
+            await asyncio.sleep(pause)
+            pause = min(1.0, pause * 1.2)
+
+    async def _fits(self) -> bool:
+        if not self._mean_bytes:
+            return True
+        try:
+            infos = [await self._bus.consumer_info(subjects.DECODE, name) for name in self._consumers]
+        except Unavailable:
+            return True
+        waiting = sum(int(info["num_pending"]) for info in infos if info is not None)
+        # One handoff may always wait, or a prompt larger than the room would never be prefilled.
+        return waiting < 1 or waiting * self._mean_bytes < self._room_bytes
