@@ -211,6 +211,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ended(self) -> bool:
         return self.event in TERMINAL
 
+    @property
+    def lasted_s(self) -> float:
+        """Seconds from the submit's stored time to this record; 0 where that time is not known."""
+        return max(0.0, self.at - self.submitted) if self.submitted else 0.0
+
 
 class TopLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
     token: str

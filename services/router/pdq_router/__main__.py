@@ -12,9 +12,11 @@ from pdq.service import Check, HealthServer, log_settings, run
 from pdq.stage import Loop
 from pdq.stage.dead import DeadLetters
 from pdq.telemetry import Metrics, Telemetry
+from pdq.telemetry.broker import BrokerMetrics
 
 from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
+from pdq_router.gauges import Gauges
 from pdq_router.reaper import Reaper
 from pdq_router.route import Router
 from pdq_router.tokens import Tokenizer, load_tokenizer
@@ -39,6 +41,7 @@ class Service:
         self.models = config.load_models(config.models_path())
         self.worker = config.worker_id(config.load(config.WorkerSettings), "router")
         self.metrics = Metrics(self.models.by_slug)
+        self.broker_metrics = BrokerMetrics(self.metrics, self.models.by_slug)
         self.stop = stop
         self.bus: Bus | None = None
         self.tokenizers: dict[str, Tokenizer] = {}
@@ -72,10 +75,12 @@ class Service:
             self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router),
             self._loop(Puller(bus, subjects.REAP, [subjects.REAPER_CONSUMER]), reaper),
         ]
+        gauges = Gauges(bus, self.broker_metrics, tuple(self.models.by_slug))
         async with asyncio.TaskGroup() as group:
-            lost = group.create_task(bus.watch(self.stop))
+            side = [group.create_task(bus.watch(self.stop)), group.create_task(gauges.run())]
             await asyncio.wait([group.create_task(loop.run(self.stop)) for loop in loops])
-            lost.cancel()
+            for task in side:
+                task.cancel()
 
     def _loop(self, puller: Puller, work: Router | Reaper) -> Loop:
         return Loop(

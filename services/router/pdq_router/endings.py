@@ -37,7 +37,8 @@ class Endings:
 
         entry = await self._log.update(tenant, request, change)
         if entry is not None and ours:
-            self._metrics.ended(entry.state.model, entry.state.order, entry.state.event)
+            state = entry.state
+            self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
         if entry is not None and entry.state.ended:
             await self.drop(tenant, request)
         return entry

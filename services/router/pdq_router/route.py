@@ -263,7 +263,8 @@ class Router:
 
         entry = await self._log.update(submit.tenant, submit.request, failing)
         if entry is not None:
-            self._metrics.ended(entry.state.model, entry.state.order, entry.state.event)
+            state = entry.state
+            self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
         await self._timers.stop(submit.tenant, submit.request)
         fields = {"action": "route.failed", "request_id": submit.request, "code": error.code}
         log.info("refused", extra={**fields, "param": error.param or ""})

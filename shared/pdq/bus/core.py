@@ -339,6 +339,10 @@ class Bus:
     async def get(self, stream: str, seq: int) -> Stored | None:
         return await self._get(stream, {"seq": seq})
 
+    async def first(self, stream: str, subject: str, *, after: int = 0) -> Stored | None:
+        """The first message of a subject (wildcards allowed) after a sequence, from the stream's leader."""
+        return await self._get(stream, {"seq": after + 1, "next_by_subj": subject})
+
     async def _get(self, stream: str, query: dict[str, Any]) -> Stored | None:
         try:
             answer = await self.api(f"STREAM.MSG.GET.{stream}", query)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from pdq import __version__
-from pdq.messages import TERMINAL, Order
+from pdq.messages import TERMINAL, Order, StageName
 from pdq.telemetry.spans import PhaseLike
 
 OTHER = "other"
@@ -28,8 +28,32 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _MS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TOTAL = (
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+    163.84,
+    327.68,
+    655.36,
+)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _WORD = re.compile(r"[a-z0-9_]{1,40}\Z")
+
+READY = "ready"
+"""The KV of a handoff that promises some."""
+MOVES = {"kv.load": "load", "kv.store": "store"}
+"""Phases that move KV, and the `op` they count as."""
 
 
 class Label:
@@ -59,6 +83,7 @@ class Metrics:
         self._outcome = Label(TERMINAL)
         self._stage = Label()
         self._reason = Label()
+        self._cause = Label()
         self._stat = Label()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -70,21 +95,35 @@ class Metrics:
         self._requests = counter("pdq_requests", "Requests that ended here, by how.", "model", "order", "outcome")
         self._decisions = counter("pdq_route_decisions", "Orders chosen, and why.", "order", "reason")
         self._redeliveries = counter("pdq_redeliveries", "Jobs delivered more than once.", "stage")
+        for stage in get_args(StageName):
+            # From 0 on: an increase from nothing to 1 is none to Prometheus.
+            self._redeliveries.labels(stage)
         self._dead = counter("pdq_dead_letters", "Messages given up.", "stage", "reason")
+        self._handoffs = counter("pdq_handoffs", "Handoffs to decode, by their KV: ready, or why there is none.", "kv")
         self._promised = counter("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
         self._loaded = counter("pdq_kv_loaded_tokens", "Tokens whose KV decode loaded from the tiers.")
+        self._local = counter("pdq_kv_local_tokens", "Promised tokens whose KV decode's engine still had itself.")
+        self._bytes = counter("pdq_kv_bytes", "KV moved between the engine and the tiers.", "op")
+        self._tokens = counter("pdq_engine_tokens", "Prompt tokens prefilled, and output tokens decoded.", "stage")
         self._durations = seconds("pdq_stage_duration_seconds", "Time in a stage or in a part of it.", _MS, "stage")
         self._waits = seconds("pdq_queue_wait_seconds", "From stored by the broker to delivered.", _MS, "stage")
         self._ttft = seconds("pdq_ttft_seconds", "From the submit's stored time to the first token.", _TTFT)
+        self._second = seconds("pdq_second_token_seconds", "From the first output token to the second.", _MS)
+        self._total = seconds(
+            "pdq_request_duration_seconds", "From the submit's stored time to the end.", _TOTAL, "outcome"
+        )
         self._tpot = seconds("pdq_tpot_seconds", "Time per output token after the first.", _TPOT)
         self._busy = Gauge("pdq_worker_busy_slots", "Requests being worked on.", registry=registry)
         self._slots = Gauge("pdq_worker_slots", "Requests that can be worked on at one time.", registry=registry)
         self._engine = Gauge("pdq_engine_stat", "What the engine reports of itself.", ("stat",), registry=registry)
         self._info = Info("pdq_worker", "Who this is.", registry=registry)
 
-    def ended(self, model: str, order: str, outcome: str) -> None:
-        """A terminal event was written here. `order` may be empty: none had been chosen."""
+    def ended(self, model: str, order: str, outcome: str, seconds: float = 0.0) -> None:
+        """A terminal event was written here. `order` may be empty: none had been chosen. `seconds`: since the
+        submit was stored; 0 where that is not known."""
         self._requests.labels(self._model.of(model), self._order.of(order or NONE), self._outcome.of(outcome)).inc()
+        if seconds > 0:
+            self._total.labels(self._outcome.of(outcome)).observe(seconds)
 
     def routed(self, order: str, reason: str) -> None:
         self._decisions.labels(self._order.of(order), self._reason.of(reason)).inc()
@@ -95,16 +134,29 @@ class Metrics:
     def dead_letter(self, stage: str, reason: str) -> None:
         self._dead.labels(self._stage.of(stage), self._reason.of(reason)).inc()
 
-    def kv(self, promised_tokens: int, loaded_tokens: int) -> None:
+    def handoff(self, cause: str) -> None:
+        """Prefill handed over. `cause`: why it promises no KV; empty when it does."""
+        self._handoffs.labels(self._cause.of(cause or READY)).inc()
+
+    def kv(self, promised_tokens: int, loaded_tokens: int, local_tokens: int = 0) -> None:
+        """What decode was promised, loaded, and needed not load; only what was promised counts as local."""
         self._promised.inc(promised_tokens)
         self._loaded.inc(loaded_tokens)
+        self._local.inc(min(local_tokens, promised_tokens))
 
     def stage(self, stage: str, seconds: float) -> None:
         self._durations.labels(self._stage.of(stage.replace(".", "_"))).observe(seconds)
 
     def phase(self, phase: PhaseLike) -> None:
-        """A part of a stage: `kv.store` counts as stage `kv_store`."""
+        """A part of a stage: `kv.store` counts as stage `kv_store`. Tokens and KV bytes count too."""
         self.stage(phase.name, max(0, phase.end_ns - phase.start_ns) / 1e9)
+        if phase.name in MOVES:
+            self._bytes.labels(MOVES[phase.name]).inc(int(phase.attributes.get("pdq.kv.bytes", 0)))
+        elif phase.name.startswith("engine."):
+            self._tokens.labels(self._stage.of(phase.name[7:])).inc(int(phase.attributes.get("pdq.tokens", 0)))
+        times = dict(phase.events)
+        if {"first_token", "second_token"} <= times.keys():
+            self._second.observe((times["second_token"] - times["first_token"]) / 1e9)
 
     def queue_wait(self, stage: str, seconds: float) -> None:
         self._waits.labels(self._stage.of(stage)).observe(seconds)
