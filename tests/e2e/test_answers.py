@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from pdq.engines.base import Work
-from pdq.errors import Rejected
+from pdq.errors import Rejected, Unavailable
 from pdq.messages import Sampling
 from pdq.settings import ModelSpec
 from tokenizers import Tokenizer
@@ -218,3 +218,21 @@ async def test_the_engine_says_what_it_is(pair: Pair) -> None:
     assert info.contract == pair.prefill.info.contract
     assert (info.block_tokens, info.chunk_tokens, info.max_model_len, info.vocab_size) == (32, 32, 2048, 49_152)
     assert info.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4
+
+
+async def test_a_core_ends_with_its_front_and_a_dead_core_is_unavailable(
+    pair: Pair, tokenizer: Tokenizer, salt: str
+) -> None:
+    """The last test of this module: it closes what a front that is killed leaves closed."""
+    running = asyncio.create_task(
+        answer(pair.decode, work(chat(tokenizer, STORY), salt, greedy(1500, ignore_eos=True)))
+    )
+    await asyncio.sleep(0)
+    pair.decode._inbox.close()
+    async with asyncio.timeout(60.0):
+        with pytest.raises(Unavailable):
+            await running
+    with pytest.raises(Unavailable):
+        await pair.decode.check()
+    with pytest.raises(Unavailable):
+        await answer(pair.decode, work(chat(tokenizer, STORY), salt, greedy()))

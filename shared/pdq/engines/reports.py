@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 SEND_TIMEOUT_S = 1.0
+SEND_BUFFER_BYTES = 1 << 20
+"""The kernel grants less: a hundred reports and more, while the front is busy."""
 RECV_BYTES = 1 << 16
 
 
@@ -83,6 +85,7 @@ class Reporter:
 def _connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         connection.settimeout(SEND_TIMEOUT_S)
         connection.connect(path)
     except OSError:

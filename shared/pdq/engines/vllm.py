@@ -195,10 +195,10 @@ class VllmEngine:
             async with aclosing(outputs):
                 async for output in outputs:
                     reason = output.outputs[0].finish_reason
-                    if run.aborted or reason == "abort":
+                    if run.aborted:
                         raise Interrupted("cancelled")
-                    if reason == "error":
-                        raise Unavailable("the engine could not run this request")
+                    if reason in ("abort", "error"):  # a core that is told to end aborts what it runs
+                        raise Unavailable("the engine gave this request up")
                     yield output
 
     async def _wait_readable(self, run: Run, tokens: int) -> str:

@@ -43,8 +43,8 @@ def parse_cpus(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     try:
         for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            cpus.update(range(int(first), int(last if dash else first) + 1))
     except ValueError as exc:
         raise Misconfigured(f"PDQ_ENGINE_CPUS is {text!r}: it must look like 0, 0-3 or 0,2-3") from exc
     return frozenset(cpus)
