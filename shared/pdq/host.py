@@ -23,7 +23,7 @@ from pdq.engines.factory import create
 from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
 from pdq.kv.contract import read_key
-from pdq.messages import PRIORITIES, StageName, WorkerBeat, encode_json
+from pdq.messages import PRIORITIES, DrainReply, StageName, WorkerBeat, encode_json
 from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
 from pdq.stage.room import Room
@@ -167,6 +167,7 @@ class _Host:
             return
         for stage, handler in handlers.items():
             self._loops[stage] = self._loop(self.bus, stage, handler, parts)
+        await self.bus.serve(subjects.drain(self._worker), "", self._drain)
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
         async with asyncio.TaskGroup() as group:
             side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
@@ -205,6 +206,12 @@ class _Host:
             on_change=lambda _: self._count_busy(),
             admit=room.wait if room is not None else None,
         )
+
+    async def _drain(self, subject: str, data: bytes) -> bytes:
+        """Stop as on SIGTERM: what runs may take the drain time."""
+        log.info("told to drain")
+        self._stop.set()
+        return encode_json(DrainReply(worker=self._worker, busy=sum(loop.busy for loop in self._loops.values())))
 
     def _count_busy(self) -> None:
         self._metrics.slots(sum(loop.busy for loop in self._loops.values()), self._slots * len(self._loops))

@@ -297,6 +297,14 @@ class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float = 0.0
 
 
+class DrainReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's answer to a drain: it takes no more jobs, and how many it still works on."""
+
+    v: int = VERSION
+    worker: str
+    busy: int
+
+
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of a request to `pdq.read.<tenant>.<request>`: events after a sequence."""
 

@@ -143,6 +143,11 @@ def worker_key(stage: StageName, model: str, worker: str) -> str:
     return f"$KV.PDQ_WORKERS.{stage}.{model}.{worker}"
 
 
+def drain(worker: str) -> str:
+    """Where a worker hears that it should stop: finish what fits, give back the rest."""
+    return f"pdq.ctl.{worker}.drain"
+
+
 def workers_of(stage: StageName, model: str) -> str:
     return f"$KV.PDQ_WORKERS.{stage}.{model}.*"
 
