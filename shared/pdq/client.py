@@ -23,6 +23,7 @@ REQUEST_HEADER = "Pdq-Request"
 DEADLINE_HEADER = "Pdq-Deadline"
 PRIORITY_HEADER = "Pdq-Priority"
 ORDER_HEADER = "Pdq-Order"
+REPLAY_HEADER = "Pdq-Replay-Of"
 
 ENDPOINT_TIMEOUT_S = 5.0
 CATCH_UP_S = 3.0

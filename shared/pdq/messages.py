@@ -183,6 +183,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     """SHA-256 of the submitted body, hex."""
     trace: str = ""
+    replay_of: str = ""
+    """The request whose dead letter this one was made of."""
     model: str = ""
     priority: Priority = "normal"
     deadline: float = 0.0
@@ -281,6 +283,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: str = ""
     at: float = 0.0
     body: bytes = b""
+    body_omitted: int = 0
+    """Size of a body that is too large for a letter, in bytes."""
     headers: dict[str, str] = {}
 
 

@@ -30,6 +30,8 @@ STAGE_STREAM: dict[StageName, str] = {"prefill": PREFILL, "decode": DECODE}
 ROUTER_CONSUMER = "router"
 REAPER_CONSUMER = "reaper"
 
+ALL_WORKERS = "$KV.PDQ_WORKERS.>"
+ALL_DEAD = "pdq.dead.>"
 LIVE_STATES = "pdq.live.*.*.state"
 CANCEL_ALL = "pdq.cancel.*.*"
 READ_ALL = "pdq.read.*.*"
@@ -221,6 +223,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             DEAD,
             ["pdq.dead.*.*.*.*"],
             retention="limits",
+            allow_direct=True,
             max_age=_ns(7 * 86400),
             max_bytes=limits.queue_max_bytes,
         ),
@@ -247,7 +250,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
         ),
         stream(
             WORKERS,
-            ["$KV.PDQ_WORKERS.>"],
+            [ALL_WORKERS],
             retention="limits",
             storage="memory",
             max_msgs_per_subject=1,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pdq import subjects
+from pdq import operators, subjects
 from pdq.client import Client, new_request_id
+from pdq.errors import Rejected, Unavailable
 from pdq.messages import DeadLetter, DecodeJob, Sampling, decode_json, encode_job, pack_ids
 from pdq.settings import LimitSettings
 
@@ -207,6 +208,74 @@ async def test_errors_are_retried_with_backoff_then_fail_as_a_dead_letter(stack:
     letter = decode_json(stored.data, DeadLetter)
     assert (letter.attempts, letter.error.code, letter.trace) == (3, "unavailable", answer.state.trace)
     assert stack.metric(worker, "pdq_dead_letters_total") == 1
+
+
+@pytest.mark.parametrize("order", ["prefill-first", "decode-only"])
+async def test_a_dead_letter_is_replayed_as_a_new_request(stack: Stack, order: str) -> None:
+    stack.add("pdq_router")
+    sick = stack.add("pdq_worker", PDQ_ENGINE_SIM_FAULTS="prefill.fail=1,decode.fail=1")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    fields = {"max_tokens": 7, "temperature": 0, "logprobs": 2, "stop": ["never"], "logit_bias": {"5": 1}}
+    dead = await ask(client, completion("k" * 100, **fields), order=order, priority="high")
+    assert dead.terminal == ["failed"]
+    letters = await operators.dead_letters(bus)
+    assert [one.letter.request for one in letters] == [dead.request]
+    sick.stop()
+    stack.add("pdq_worker").start()
+    stack.services[-1].wait_ready()
+    submitted = await operators.replay(bus, letters[0])
+    async with client.follow(submitted.request) as follower:
+        async for _ in follower.events(20):
+            pass
+    again = await read_all(client, submitted.request)
+    reference = await ask(client, completion("k" * 100, **fields))
+    assert again.terminal == ["finished"]
+    assert (again.state.replay_of, again.state.order, again.state.priority) == (dead.request, order, "high")
+    assert (again.transcript.ids, again.transcript.logprobs) == (
+        reference.transcript.ids,
+        reference.transcript.logprobs,
+    )
+    await operators.drop(bus, letters[0].seq)
+    assert await operators.dead_letters(bus) == []
+    await bus.close()
+
+
+async def test_a_huge_body_nobody_can_read_is_a_letter_without_it(stack: Stack) -> None:
+    stack.add("pdq_router")
+    await stack.start()
+    bus = await stack.connect()
+    answer = await ask(Client(bus, "local"), b"x" * 1_000_000)
+    letters = await operators.dead_letters(bus)
+    with pytest.raises(Rejected, match="1000000 bytes"):
+        await operators.replay(bus, letters[0])
+    await queue_empty(stack, subjects.SUBMIT)
+    await bus.close()
+    assert answer.terminal == ["failed"] and letters[0].letter.body == b""
+
+
+async def test_workers_are_listed_and_one_is_drained(stack: Stack) -> None:
+    stack.add("pdq_router")
+    worker = stack.add("pdq_worker", **SLOW)
+    await stack.start()
+    bus = await stack.connect()
+    beats = await operators.workers(bus)
+    assert sorted(beat.stage for beat in beats) == ["decode", "prefill"]
+    name = beats[0].worker
+
+    async def drain(answer: Answer) -> None:
+        while len(answer.transcript.ids) < 3:
+            await asyncio.sleep(0.01)
+        assert (await operators.drain(bus, name)).busy == 1
+
+    answer = await ask_while(Client(bus, "local"), completion("k" * 100, max_tokens=30, ignore_eos=True), drain)
+    assert answer.terminal == ["finished"] and answer.state.decode.attempt == 1
+    assert worker.process is not None and await asyncio.to_thread(worker.process.wait, 20) == 0
+    assert await operators.workers(bus) == []
+    with pytest.raises(Unavailable):
+        await operators.drain(bus, name)
+    await bus.close()
 
 
 async def test_a_worker_that_dies_of_a_request_ends_it_after_bounded_attempts(stack: Stack) -> None:

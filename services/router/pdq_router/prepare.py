@@ -13,7 +13,7 @@ from typing import TypeVar, get_args
 
 import msgspec
 from pdq import subjects
-from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REQUEST_HEADER
+from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REPLAY_HEADER, REQUEST_HEADER
 from pdq.errors import Rejected
 from pdq.messages import PRIORITIES, Order, Priority, Sampling
 from pdq.settings import Models, ModelSpec
@@ -201,6 +201,14 @@ def priority(headers: Headers) -> Priority:
 def requested_order(headers: Headers) -> Order | None:
     """The order that the request asks for, if any. Raises Rejected."""
     return _one_of(headers, ORDER_HEADER, ORDERS)
+
+
+def replay_of(headers: Headers) -> str:
+    """The request whose dead letter this one was made of; empty for all others. Raises Rejected."""
+    name = headers.get(REPLAY_HEADER)
+    if name is not None and not subjects.is_token(name):
+        raise _bad_header("invalid_request_id", REPLAY_HEADER, name, "1 to 64 of A-Z a-z 0-9 _ -")
+    return name or ""
 
 
 def _one_of(headers: Headers, name: str, choices: tuple[Choice, ...]) -> Choice | None:

@@ -57,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float = 0.0
     priority: Priority = "normal"
     order: Order | None = None
+    replay_of: str = ""
 
     @property
     def digest(self) -> str:
@@ -133,6 +134,7 @@ class Router:
             known["deadline"] = delivery.stored_s + lasts
             known["priority"] = prepare.priority(delivery.headers)
             known["order"] = prepare.requested_order(delivery.headers)
+            known["replay_of"] = prepare.replay_of(delivery.headers)
         except Rejected as exc:
             return Submit(**known), exc
         return Submit(**known), None
@@ -167,6 +169,7 @@ class Router:
                 submitted=submit.stored_s,
                 digest=submit.digest,
                 trace=span.trace_id,
+                replay_of=submit.replay_of,
                 model=submit.model,
                 priority=submit.priority,
                 deadline=submit.deadline,

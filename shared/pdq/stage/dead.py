@@ -10,6 +10,9 @@ from pdq.bus import Bus
 from pdq.messages import DeadLetter, ErrorInfo, encode_json
 from pdq.telemetry import Metrics
 
+MAX_BODY_BYTES = 512 * 1024
+"""A letter is JSON, in which a body grows by a third; the broker takes 1 MiB a message."""
+
 
 class DeadLetters:
     """Where a process puts the messages it gives up; at most one per request and stage."""
@@ -43,7 +46,8 @@ class DeadLetters:
             worker=self._worker,
             trace=trace,
             at=time.time(),
-            body=body,
+            body=body if len(body) <= MAX_BODY_BYTES else b"",
+            body_omitted=0 if len(body) <= MAX_BODY_BYTES else len(body),
             headers=dict(headers),
         )
         self._metrics.dead_letter(stage, error.code)
