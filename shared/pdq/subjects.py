@@ -252,7 +252,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             WORKERS,
             [ALL_WORKERS],
             retention="limits",
-            storage="memory",
+            # In files, for the sake of its configuration: a server that is alone forgets memory streams at a restart.
             max_msgs_per_subject=1,
             discard="new",
             max_age=_ns(limits.worker_ttl_s),
