@@ -19,6 +19,7 @@ from pdq.up.layout import Layout
 
 WAIT_S = 2.0
 POLL_S = 0.25
+LAST_STAGE = "process decode"
 """Spans reach the files within a tenth of a second of their end."""
 
 
@@ -35,18 +36,22 @@ def show(request: str, as_json: bool) -> None:
 
 
 def settled(directory: Path, request: str, wait_s: float = WAIT_S) -> Trace | None:
-    """The trace once it has one root and no more spans come; after `wait_s` whatever there is."""
+    """The trace once its last stage is there and no more spans come; after `wait_s` whatever there is."""
     give_up = time.monotonic() + wait_s
     before = 0
     while True:
         # A request that was submitted again under its name has more traces: short ones, as it is not run twice.
         trace = max(traces.find(directory, request), key=lambda found: len(found.spans), default=None)
         spans = len(trace.spans) if trace is not None else 0
-        whole = trace is not None and len(trace.roots) == 1 and spans == before
-        if whole or time.monotonic() > give_up:
+        if (trace is not None and whole(trace) and spans == before) or time.monotonic() > give_up:
             return trace
         before = spans
         time.sleep(POLL_S)
+
+
+def whole(trace: Trace) -> bool:
+    """Whether no parent is missing, and the request has come to its end."""
+    return len(trace.roots) == 1 and any(span.name == LAST_STAGE for span in trace.spans)
 
 
 def rendered(trace: Trace) -> str:

@@ -113,6 +113,7 @@ class Supervisor:
 
     async def _stop(self, child: Child) -> None:
         if child.ended() is not None:
+            self._recorder.set_process(child.spec.name, pid=0)
             return
         if self._killing:
             child.kill()
