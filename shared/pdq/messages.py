@@ -115,6 +115,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str
     message: str
     param: str | None = None
+    retry_after_s: float = 0.0
+    """When a refusal is for now: a hint when to try again; 0 otherwise."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,8 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     """The order of requests that ask for none."""
     default_deadline_s: float = 600.0
     default_max_tokens: int = 256
+    queue_limit: int = 1_000
+    """Waiting jobs of one stage, model and priority; more are refused as `queue_full`."""
     slots: int = 32
 
 
@@ -232,8 +234,8 @@ GROUPS: tuple[type[Group], ...] = (
     KvSettings,
 )
 SINGLE = frozenset({"PDQ_MODELS", "PDQ_HOME", "PDQ_TENANT", "PDQ_JAEGER_URL", "PDQ_LOG_LEVEL"})
-"""Variables that stand alone: the models file, the local stack's directory, the CLI's tenant, a Jaeger
-for the conformance tests, and the log level."""
+"""Variables that stand alone: the models file, the local stack's directory, the CLI's tenant, the Jaeger
+that `pdq trace` asks, and the log level."""
 
 S = TypeVar("S", bound=Group)
 
@@ -283,6 +285,11 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 def tenant(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("PDQ_TENANT", "local")
+
+
+def jaeger_url(environ: Mapping[str, str] = os.environ) -> str:
+    """Where a Jaeger answers queries (`http://127.0.0.1:16686`); empty: there is none."""
+    return environ.get("PDQ_JAEGER_URL", "")
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> str:

@@ -389,6 +389,47 @@ async def test_requests_wait_for_a_worker_to_come(stack: Stack) -> None:
     assert answer.terminal == ["finished"]
 
 
+async def test_a_full_queue_refuses_at_once_and_holds_up_no_other_priority(stack: Stack) -> None:
+    stack.add("pdq_router", PDQ_ROUTER_QUEUE_LIMIT="5")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    waiting = [
+        asyncio.create_task(ask(client, completion("k" * 100), order="prefill-first", deadline_s=8)) for _ in range(25)
+    ]
+    done, _ = await asyncio.wait(waiting, timeout=5)
+    refused = [task.result() for task in done]
+    assert len(refused) == 20 and all(answer.terminal == ["failed"] for answer in refused)
+    for answer in refused:
+        assert answer.state.error.code == "queue_full" and answer.state.error.retry_after_s >= 1
+        assert "the limit is 5" in answer.state.error.message
+    other = await ask(client, completion("k" * 100), order="prefill-first", priority="high", deadline_s=1)
+    assert other.terminal == ["expired"], "it was let into its own queue"
+    ends = [answer.terminal for answer in await asyncio.gather(*waiting)]
+    await bus.close()
+    assert ends.count(["expired"]) == 5
+
+
+async def test_a_log_that_is_nearly_full_refuses_new_requests_and_drops_no_token(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, limits=LimitSettings(log_max_bytes=1_000_000))
+    stack.add("pdq_router")
+    stack.add("pdq_worker")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    answers = []
+    for _ in range(1000):
+        answers.append(await ask(client, completion("k" * 100, max_tokens=40, ignore_eos=True)))
+        if answers[-1].terminal == ["failed"]:
+            break
+    info = await bus.stream_info(subjects.LOG)
+    await bus.close()
+    stack.stop()
+    assert answers[-1].state.error.code == "log_full"
+    assert all(answer.terminal == ["finished"] for answer in answers[:-1]) and len(answers) > 5
+    assert info is not None and 0.8 <= info["state"]["bytes"] / 1_000_000 < 0.95
+
+
 async def test_prefill_does_not_run_ahead_of_decode_beyond_the_room(stack: Stack) -> None:
     stack.add("pdq_router")
     # A prompt of 320 tokens is 5,120 bytes of the sim's KV: two may wait, the third is the one too many.

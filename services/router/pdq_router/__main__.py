@@ -9,11 +9,12 @@ from pdq import subjects
 from pdq.bus import Bus, Puller, connected
 from pdq.errors import Misconfigured, Unavailable
 from pdq.service import Check, HealthServer, log_settings, run
-from pdq.stage import Loop
+from pdq.stage import Admit, Loop
 from pdq.stage.dead import DeadLetters
 from pdq.telemetry import Metrics, Telemetry
 from pdq.telemetry.broker import BrokerMetrics
 
+from pdq_router.admission import Admission
 from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
 from pdq_router.gauges import Gauges
@@ -66,13 +67,22 @@ class Service:
 
     async def _work(self, bus: Bus, telemetry: Telemetry) -> None:
         endings = Endings(bus, self.metrics)
+        admission = Admission(bus, self.router.queue_limit)
         router = Router(
-            bus, telemetry, self.metrics, self.router, self.limits, self.models, self.tokenizers, self.worker
+            bus,
+            telemetry,
+            self.metrics,
+            self.router,
+            self.limits,
+            self.models,
+            self.tokenizers,
+            admission,
+            self.worker,
         )
         reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker))
         await Endpoints(bus, endings).start()
         loops = [
-            self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router),
+            self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router, admission.wait_for_log),
             self._loop(Puller(bus, subjects.REAP, [subjects.REAPER_CONSUMER]), reaper),
         ]
         gauges = Gauges(bus, self.broker_metrics, tuple(self.models.by_slug))
@@ -82,7 +92,7 @@ class Service:
             for task in side:
                 task.cancel()
 
-    def _loop(self, puller: Puller, work: Router | Reaper) -> Loop:
+    def _loop(self, puller: Puller, work: Router | Reaper, admit: Admit | None = None) -> Loop:
         return Loop(
             puller,
             work.process,
@@ -90,6 +100,7 @@ class Service:
             ack_wait_s=self.limits.ack_wait_s,
             stall_s=STALL_S,
             drain_s=DRAIN_S,
+            admit=admit,
         )
 
     async def _check_broker(self) -> None:

@@ -25,6 +25,7 @@ from pdq.messages import (
     Order,
     PrefillJob,
     Priority,
+    StageName,
     State,
     pack_ids,
 )
@@ -35,6 +36,7 @@ from pdq.stage.run import Run
 from pdq.telemetry import Metrics, StageSpan, Telemetry
 
 from pdq_router import prepare
+from pdq_router.admission import Admission, Overloaded
 from pdq_router.order import OrderInputs, decide
 from pdq_router.timers import Timers
 from pdq_router.tokens import INLINE_BYTES, Tokenizer
@@ -76,6 +78,7 @@ class Router:
         limits: LimitSettings,
         models: Models,
         tokenizers: Mapping[str, Tokenizer],
+        admission: Admission,
         worker: str,
     ) -> None:
         self._bus = bus
@@ -89,6 +92,7 @@ class Router:
         self._log = RequestLog(bus)
         self._timers = Timers(bus)
         self._live = LiveWorkers(bus)
+        self._admission = admission
         self._dead = DeadLetters(bus, metrics, worker)
 
     async def process(self, delivery: Delivery, run: Run) -> None:
@@ -201,6 +205,9 @@ class Router:
                 live_prefill_workers=await self._live.count("prefill", spec.slug),
             )
         )
+        if accepted.state.event == "accepted":
+            stage: StageName = "prefill" if decision.order == "prefill-first" else "decode"
+            await self._admission.check(stage, spec.slug, submit.priority)
         timings = {
             "route_queue": round(span.queue_wait_s * 1e3, 3),
             "route": round((time.perf_counter() - began) * 1e3, 3),
@@ -247,7 +254,7 @@ class Router:
         try:
             await publish_job(self._bus, job, span.headers())
         except QueueFull as exc:
-            raise Rejected(f"the queue is full: {exc}", code="queue_full") from exc
+            raise Overloaded(f"the queue is full: {exc}", code="queue_full", retry_after_s=exc.retry_after_s) from exc
         self._metrics.routed(state.order, state.reason)
         self._metrics.queue_wait("route", span.queue_wait_s)
         self._metrics.stage("route", state.timings_ms.get("route", 0.0) / 1e3)
@@ -256,7 +263,8 @@ class Router:
 
     async def _fail(self, submit: Submit, exc: Rejected, span: StageSpan) -> None:
         """End the request with one `failed` event."""
-        error = ErrorInfo(code=exc.code, message=str(exc), param=exc.param)
+        hint = exc.retry_after_s if isinstance(exc, Overloaded) else 0.0
+        error = ErrorInfo(code=exc.code, message=str(exc), param=exc.param, retry_after_s=hint)
         span.fail(error.code, f"{error.code} {error.param or ''}".rstrip())
 
         def failing(newest: Entry | None) -> State | None:

@@ -5,8 +5,8 @@ no NATS and no OpenTelemetry.
 """
 
 from pdq.stage.attempt import Answer, Attempt, Handler, Handoff, Outcome
-from pdq.stage.loop import Loop
+from pdq.stage.loop import Admit, Loop
 from pdq.stage.run import Run
 from pdq.stage.worker import StageWorker
 
-__all__ = ["Answer", "Attempt", "Handler", "Handoff", "Loop", "Outcome", "Run", "StageWorker"]
+__all__ = ["Admit", "Answer", "Attempt", "Handler", "Handoff", "Loop", "Outcome", "Run", "StageWorker"]

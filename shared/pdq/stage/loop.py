@@ -23,6 +23,9 @@ log = logging.getLogger("pdq.stage")
 Process = Callable[[Delivery, Run], Awaitable[None]]
 """Does all the work of one delivery and settles it; raises only what nobody foresaw."""
 
+Admit = Callable[[], Coroutine[Any, Any, None]]
+"""Returns when there is room for one more delivery."""
+
 T = TypeVar("T")
 
 UNFORESEEN_DELAY_S = 5.0
@@ -41,10 +44,10 @@ class Loop:
         stall_s: float,
         drain_s: float,
         on_change: Callable[[int], None] = lambda busy: None,
-        admit: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         """on_change: called with the number of busy slots whenever it changes. admit: awaited before each
-        pull; it returns when there is room for one more."""
+        pull."""
         self._puller = puller
         self._process = process
         self._free = asyncio.Semaphore(slots)
