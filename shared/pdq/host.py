@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -240,6 +241,7 @@ class _Host:
             contract=info.contract,
             slots=self._slots,
             busy=self._loops[stage].busy,
+            at=time.time(),
         )
         return encode_json(beat)
 

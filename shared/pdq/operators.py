@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.client import ORDER_HEADER, REPLAY_HEADER, Client, Submitted, new_request_id
-from pdq.errors import Rejected
+from pdq.errors import Rejected, Unavailable
 from pdq.messages import (
     DeadLetter,
     DecodeJob,
@@ -43,7 +43,11 @@ async def drain(bus: Bus, worker: str) -> DrainReply:
     """Tell a worker to stop in order. Raises Rejected for a bad name, Unavailable when it does not answer."""
     if not subjects.is_token(worker):
         raise Rejected(f"worker {worker[:40]!r} must match [A-Za-z0-9_-]{{1,64}}", param="worker")
-    return decode_json(await bus.request(subjects.drain(worker), b"", timeout_s=DRAIN_TIMEOUT_S), DrainReply)
+    try:
+        answer = await bus.request(subjects.drain(worker), b"", timeout_s=DRAIN_TIMEOUT_S)
+    except Unavailable as exc:
+        raise Unavailable(f"no worker named {worker} answers; `pdq workers` shows who is alive") from exc
+    return decode_json(answer, DrainReply)
 
 
 async def dead_letters(bus: Bus, *, after: int = 0, limit: int = 100) -> list[Letter]:

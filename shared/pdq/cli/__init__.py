@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import exits, output, requests, setup, stack
+from pdq.cli import exits, operators, output, requests, setup, stack
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -43,10 +43,13 @@ def build() -> typer.Typer:
         requests.attach,
         requests.cancel,
         requests.trace,
+        operators.workers,
+        operators.drain,
         setup.init,
         setup.version,
     ):
         app.command()(command)
+    app.add_typer(operators.dead_commands, name="dead")
     app.add_typer(setup.model_commands, name="model")
     return app
 
