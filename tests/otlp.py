@@ -85,9 +85,9 @@ class Collector:
 
 
 @contextmanager
-def collector() -> Iterator[Collector]:
-    """A collector on a free port of the loopback."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def collector(port: int = 0) -> Iterator[Collector]:
+    """A collector on a port of the loopback; 0: a free one."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.daemon_threads = True
     server.collector = found = Collector(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -1,4 +1,4 @@
-"""Traces read back from files of OTLP JSON, and shown as a waterfall in the terminal.
+"""Traces read back from OTLP JSON, whether from files or from a Jaeger, and shown as a waterfall in the terminal.
 
 Files are scanned line by line in bounded memory: only lines that name the trace are decoded, and a line
 that is not whole (its writer was killed, or is still writing) is passed over.
@@ -7,7 +7,7 @@ that is not whole (its writer was killed, or is still writing) is passed over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
 """Of the services, in turn."""
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def is_trace_id(text: str) -> bool:
+    """Whether `text` has the form of a trace id (a request may have such a name too)."""
+    return _TRACE_ID.match(text) is not None
 
 
 class TraceSpan(msgspec.Struct, kw_only=True):
@@ -90,6 +95,16 @@ def find(directory: Path, wanted: str) -> list[Trace]:
     """The traces of a request id, or the one of a trace id, newest first, from the directory's `*.jsonl`."""
     ids = _trace_ids(directory, wanted)
     found = (span for span in _spans(directory, [each.encode() for each in ids]) if span.trace_id in ids)
+    return of_spans(found)
+
+
+def of_export(request: otlp.ExportRequest) -> list[Trace]:
+    """The traces of an export request, newest first. Raises ValueError when a span's numbers are none."""
+    return of_spans(span for resource in request.resource_spans for span in _of_resource(resource))
+
+
+def of_spans(found: Iterable[TraceSpan]) -> list[Trace]:
+    """Spans as trees, newest trace first; a span that comes twice counts once."""
     by_trace: dict[str, dict[str, TraceSpan]] = {}
     for span in islice(found, MAX_SPANS):
         by_trace.setdefault(span.trace_id, {})[span.span_id] = span
@@ -98,7 +113,7 @@ def find(directory: Path, wanted: str) -> list[Trace]:
 
 
 def _trace_ids(directory: Path, wanted: str) -> set[str]:
-    ids = {wanted} if _TRACE_ID.match(wanted) else set()
+    ids = {wanted} if is_trace_id(wanted) else set()
     spans = _spans(directory, [msgspec.json.encode(wanted)])
     return ids | {span.trace_id for span in spans if span.attributes.get("pdq.request.id") == wanted}
 

@@ -123,15 +123,25 @@ def cancel(request: RequestId, as_json: AsJson = False, nats_url: NatsUrl = "") 
             output.line(event)
 
 
-def trace(request: RequestId, as_json: AsJson = False) -> None:
-    """Show where a request's time went: a line per span, from the local stack's trace files.
+def trace(
+    request: RequestId,
+    jaeger: Annotated[
+        str, typer.Option(metavar="URL", help="Ask this Jaeger; default: the local files, then $PDQ_JAEGER_URL.")
+    ] = "",
+    as_json: AsJson = False,
+    nats_url: NatsUrl = "",
+) -> None:
+    """Show where a request's time went: a line per span, from the local stack's trace files or from a Jaeger.
+
+    ID is a request's, or a trace's own: then no broker is asked for it.
 
     \b
     Examples:
       pdq trace r-3f2a
       pdq trace r-3f2a --json | jq .total_ms
+      pdq trace r-3f2a --jaeger http://127.0.0.1:16686
     """
     with reported(as_json):
         from pdq.cli import tracing
 
-        tracing.show(request, as_json)
+        run(lambda: tracing.show(request, as_json, jaeger, nats_url))
