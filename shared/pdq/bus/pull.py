@@ -94,8 +94,7 @@ class Puller:
 
     async def _on_poll(self, message: Msg) -> None:
         """An answer to the poll under way; one that comes too late is given back."""
-        headers = dict(message.headers or {})
-        delivery = None if "Status" in headers else self._delivery(message, headers)
+        delivery = self._delivery(message)
         if self._polled is not None and not self._polled.done():
             self._polled.set_result(delivery)
         elif delivery is not None:
@@ -126,8 +125,14 @@ class Puller:
     def _next(self, consumer: str) -> str:
         return f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{consumer}"
 
-    def _delivery(self, message: Msg, headers: dict[str, str]) -> Delivery:
-        return Delivery(self._bus, message.subject, bytes(message.data), headers, message.reply)
+    def _delivery(self, message: Msg) -> Delivery | None:
+        """The delivery in a message, or None where it is the server's word on the pull: that has no reply subject.
+
+        Its headers tell nothing: a client may give its message a `Status` of its own.
+        """
+        if not message.reply:
+            return None
+        return Delivery(self._bus, message.subject, bytes(message.data), dict(message.headers or {}), message.reply)
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -159,19 +164,21 @@ class _First:
         return self._future.result()
 
     async def on_message(self, message: Msg) -> None:
-        headers = dict(message.headers or {})
+        delivery = self._puller._delivery(message)
+        if delivery is None:
+            self._on_status(dict(message.headers or {}))
+        elif self._future.done():
+            await self._puller._give_back(delivery)
+        else:
+            self._future.set_result(delivery)
+
+    def _on_status(self, headers: dict[str, str]) -> None:
+        """One pull has ended. Where its consumer is in trouble the others end too: all are asked anew."""
         status = headers.get("Status")
-        if status is None or not message.reply:
-            delivery = self._puller._delivery(message, headers)
-            if self._future.done():
-                await self._puller._give_back(delivery)
-            else:
-                self._future.set_result(delivery)
-            return
         if status == "503" or (status == "409" and "Exceeded" not in headers.get("Description", "")):
             self.troubled = True
         self._open_pulls -= 1
-        if self._open_pulls <= 0:
+        if self.troubled or self._open_pulls <= 0:
             self.give_up()
 
     def give_up(self) -> None:
