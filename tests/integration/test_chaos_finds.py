@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
+import pytest
 from pdq import subjects
 from pdq.bus import Bus, Puller
+from pdq.client import Client, new_request_id
+from pdq.log import RequestLog
+from pdq.log import follow as follow_state
+from pdq.settings import LimitSettings
 
-from tests.stack import MODEL
+from tests.ask import Answer
+from tests.stack import MODEL, Stack, completion
 
 
 def job(request: str) -> str:
@@ -39,3 +47,75 @@ async def test_a_client_cannot_hide_its_message_behind_a_status_header(bus: Bus)
     assert (subjects.parse_job(delivery.subject).request, delivery.num_delivered) == ("r1", 1)
     await delivery.ack()
     await pull.close()
+
+
+SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
+"""About 30 ms a token."""
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=1.0, worker_ttl_s=2.0))
+    yield stack
+    stack.stop()
+
+
+async def follow(client: Client, body: bytes, happen: Callable[[Answer], Awaitable[None]], **options: str) -> Answer:
+    """Ask, and let something happen meanwhile; `happen` gets the answer as it grows."""
+    answer = Answer(new_request_id())
+    async with client.follow(answer.request, catch_up=False) as follower:
+        await client.submit(body, model=MODEL, request=answer.request, **options)
+        task = asyncio.create_task(happen(answer))
+        async for event in follower.events(60):
+            answer.take(event)
+        await task
+    return answer
+
+
+async def tokens(answer: Answer, number: int) -> None:
+    while len(answer.transcript.ids) < number:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_finds_a_cancel_in_place_of_the_dead_one_says_what_was_shown(stack: Stack) -> None:
+    router = stack.add("pdq_router")
+    first = stack.add("pdq_decode", **SLOW)
+    await stack.start()
+    second = stack.add("pdq_decode")
+    bus = await stack.connect()
+    log = RequestLog(bus)
+
+    async def cancel(answer: Answer) -> None:
+        await tokens(answer, 10)
+        first.kill()
+        router.kill()
+        await log.update("t", answer.request, lambda newest: newest and follow_state(newest.state, "cancelling"))
+        second.start()
+
+    body = completion("k" * 20, max_tokens=500, ignore_eos=True)
+    answer = await follow(Client(bus, "t"), body, cancel, order="decode-only")
+    await bus.close()
+    assert answer.terminal == ["cancelled"] and answer.transcript.complete()
+    shown = len(answer.transcript.ids)
+    assert answer.state.num_tokens == answer.state.usage.completion_tokens == shown >= 10
+    assert answer.state.output_digest == answer.transcript.digest()
+
+
+async def test_a_request_given_up_says_what_was_shown(stack: Stack) -> None:
+    stack.add("pdq_router")
+    workers = [stack.add("pdq_decode", PDQ_ENGINE_SIM_FAULTS="decode.exit_after=9") for _ in range(3)]
+    await stack.start()
+    bus = await stack.connect()
+    spare = stack.add("pdq_decode")
+
+    async def replace(answer: Answer) -> None:
+        while any(worker.process is not None and worker.process.poll() is None for worker in workers):
+            await asyncio.sleep(0.05)
+        spare.start()
+
+    body = completion("k" * 20, max_tokens=50, ignore_eos=True)
+    answer = await follow(Client(bus, "t"), body, replace, order="decode-only")
+    await bus.close()
+    assert answer.terminal == ["failed"] and answer.state.error.code == "too_many_attempts"
+    assert answer.transcript.ids and answer.state.num_tokens == len(answer.transcript.ids)
+    assert answer.transcript.complete() and answer.state.usage.completion_tokens == answer.state.num_tokens

@@ -8,8 +8,8 @@ from typing import Any
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import Unavailable
-from pdq.log import Entry, RequestLog, Transcript, follow
-from pdq.messages import State, StateEvent, Usage
+from pdq.log import Entry, RequestLog, follow
+from pdq.messages import State, StateEvent
 from pdq.telemetry import Metrics
 
 
@@ -24,18 +24,11 @@ class Endings:
 
         Returns the newest record: ours, or the end that was there already; None when the log knows nothing.
         """
-        shown = await self._shown(tenant, request)
-        ours = False
 
         def change(newest: Entry | None) -> State | None:
-            nonlocal ours
-            if newest is None or newest.state.ended:
-                ours = False
-                return None
-            ours = True
-            return follow(newest.state, event, **(_output(newest.state, shown) | fields))
+            return None if newest is None or newest.state.ended else follow(newest.state, event, **fields)
 
-        entry = await self._log.update(tenant, request, change)
+        entry, ours = await self._log.end(tenant, request, change)
         if entry is not None and ours:
             state = entry.state
             self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
@@ -50,24 +43,7 @@ class Endings:
             await self._bus.purge(subjects.DECODE, subjects.any_job("decode", tenant, request))
             await self._bus.purge(subjects.REAP, subjects.timer(tenant, request))
 
-    async def _shown(self, tenant: str, request: str) -> Transcript:
-        shown = Transcript()
-        while True:
-            page = await self._log.read(tenant, request, after=shown.seq, limit=1_000)
-            for event in page.events:
-                shown.feed(event)
-            if not page.more:
-                return shown
-
 
 def running(state: State) -> bool:
     """Whether some worker holds a claim on the request now."""
     return bool(state.prefill.owner or state.decode.owner)
-
-
-def _output(state: State, shown: Transcript) -> dict[str, Any]:
-    if not state.decode.attempt:
-        return {}
-    made = len(shown.ids)
-    usage = Usage(prompt_tokens=state.prompt_tokens, completion_tokens=made, total_tokens=state.prompt_tokens + made)
-    return {"num_tokens": made, "output_digest": shown.digest(), "usage": usage}

@@ -17,7 +17,8 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import Unavailable, WrongSequence
-from pdq.messages import Event, Output, ReadPage, State, StateEvent, decode_json, encode_json
+from pdq.log.transcript import Transcript
+from pdq.messages import Event, Output, ReadPage, State, StateEvent, Usage, decode_json, encode_json
 
 MAX_TRIES = 20
 """Compare-and-set rounds before giving up: each lost round means that somebody else made progress."""
@@ -76,6 +77,35 @@ class RequestLog:
                 continue
         raise Unavailable(f"request {request}: its state changed {MAX_TRIES} times while it was being written")
 
+    async def end(self, tenant: str, request: str, change: Change) -> tuple[Entry | None, bool]:
+        """As `update`, for an end that is written in a worker's place: it names the tokens stored by now.
+
+        Returns the newest record, and whether it is the one written here.
+        """
+        shown = await self.transcript(tenant, request)
+        nonce = ""
+
+        def ending(newest: Entry | None) -> State | None:
+            nonlocal nonce
+            state = change(newest)
+            if state is not None and newest is not None:
+                state = msgspec.structs.replace(state, **_output(newest.state, shown))
+            nonce = state.nonce if state is not None else ""
+            return state
+
+        entry = await self.update(tenant, request, ending)
+        return entry, entry is not None and entry.state.nonce == nonce
+
+    async def transcript(self, tenant: str, request: str) -> Transcript:
+        """What a request's log shows by now."""
+        shown, more = Transcript(), True
+        while more:
+            page = await self.read(tenant, request, after=shown.seq, limit=MAX_PAGE)
+            for event in page.events:
+                shown.feed(event)
+            more = page.more
+        return shown
+
     async def read(self, tenant: str, request: str, *, after: int = 0, limit: int = 256) -> ReadPage:
         """One page of a request's events after a sequence, in stream order."""
         limit = max(1, min(limit, MAX_PAGE))
@@ -113,3 +143,12 @@ def to_event(stored: Stored) -> Event:
     if subjects.parse_log(stored.subject).kind == "state":
         return Event(seq=stored.seq, state=decode_json(stored.data, State))
     return Event(seq=stored.seq, out=decode_json(stored.data, Output))
+
+
+def _output(state: State, shown: Transcript) -> dict[str, Any]:
+    """What an end says of the tokens; nothing before decode."""
+    if not state.decode.attempt:
+        return {}
+    made = len(shown.ids)
+    usage = Usage(prompt_tokens=state.prompt_tokens, completion_tokens=made, total_tokens=state.prompt_tokens + made)
+    return {"num_tokens": made, "output_digest": shown.digest(), "usage": usage}

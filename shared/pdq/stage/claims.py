@@ -20,7 +20,7 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The request ends here: append this terminal record."""
+    """The request ends here, as this terminal record says."""
 
     state: State
 

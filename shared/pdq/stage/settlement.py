@@ -28,7 +28,7 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus, Delivery
 from pdq.errors import Interrupted, NotDecodable, PdqError, Rejected, Unavailable
-from pdq.log import Entry, RequestLog, first, follow
+from pdq.log import Change, Entry, RequestLog, first, follow
 from pdq.messages import (
     DecodeJob,
     ErrorInfo,
@@ -251,10 +251,23 @@ class Settlement:
                 return first("failed", model=where.model, error=error)
             return None if newest.state.ended else claims.failed(newest.state, error)
 
-        entry = await self._log.update(where.tenant, where.request, failing)
-        if entry is not None and entry.state.error == error:
+        await self._end(where.tenant, where.request, failing)
+
+    async def end_unclaimed(self, job: Job, end: State) -> None:
+        """End a request as `end` says, unless it has ended."""
+
+        def ending(newest: Entry | None) -> State | None:
+            if newest is None or newest.state.ended:
+                return None
+            return follow(newest.state, end.event, cause=end.cause, error=end.error)
+
+        await self._end(job.tenant, job.request, ending)
+
+    async def _end(self, tenant: str, request: str, change: Change) -> None:
+        entry, ours = await self._log.end(tenant, request, change)
+        if entry is not None and ours:
             self.count_end(entry.state)
-        await self.stop_timer(where.tenant, where.request)
+        await self.stop_timer(tenant, request)
 
     async def bury(
         self, delivery: Delivery, request: str, error: ErrorInfo, *, attempts: int = 0, trace: str = ""

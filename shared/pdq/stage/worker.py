@@ -99,10 +99,9 @@ class StageWorker:
                 span.end("dropped")
                 await delivery.ack()
             case claims.End(state):
-                self._settlement.count_end(state)
-                await delivery.ack()
-                await self._settlement.stop_timer(job.tenant, job.request)
+                await self._settlement.end_unclaimed(job, state)
                 span.end(state.event)
+                await delivery.ack()
             case claims.GiveUp(error, trace):
                 span.fail(error.code, error.message)
                 await self._settlement.bury(delivery, job.request, error, trace=trace)
@@ -124,7 +123,7 @@ class StageWorker:
         def change(newest: Entry | None) -> State | None:
             nonlocal verdict
             verdict = claims.judge(newest, self.stage, self._worker, time.time(), self._max_attempts)
-            return verdict.state if isinstance(verdict, claims.Claim | claims.End) else None
+            return verdict.state if isinstance(verdict, claims.Claim) else None
 
         entry = await self._log.update(job.tenant, job.request, change)
         return verdict, entry
