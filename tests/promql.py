@@ -52,8 +52,8 @@ def used(expr: str) -> Used:
         place += 1
         if kind != "name" or text in WORDS:
             continue
-        if text in GROUPING and following == "(":
-            end = _end(tokens, place, ")")
+        if text in GROUPING:
+            end = _end(tokens, place, ")") if following == "(" else place
             found.grouped.update(_names(tokens, place, end))
             place = end
         elif following == "{":

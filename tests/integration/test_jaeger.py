@@ -381,6 +381,33 @@ async def test_a_second_attempt_is_a_second_span(answers: tuple[Answer, Answer],
     assert [span.status == otlp.ERROR for span in sorted(attempts, key=lambda span: span.attempt)] == [True, False]
 
 
+async def test_a_worker_that_stops_says_why_its_attempt_ended(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, PDQ_ENGINE_SIM_PROFILE="llama2-70b-h100-tp8")
+    stack.add("pdq_router")
+    first = stack.add("pdq_decode", PDQ_WORKER_DRAIN_S="0.1")
+    try:
+        await stack.start()
+        bus = await stack.connect()
+        answer, client = Answer(new_request_id()), Client(bus, "local")
+        async with client.follow(answer.request, catch_up=False) as follower:
+            body = completion("d" * 40, max_tokens=60, ignore_eos=True)
+            await client.submit(body, model=MODEL, request=answer.request)
+            async for event in follower.events(30):
+                answer.take(event)
+                if len(answer.transcript.ids) == 5:
+                    second = stack.add("pdq_decode")
+                    second.start()
+                    first.process.terminate()  # type: ignore[union-attr]
+        await bus.close()
+        assert (answer.terminal, answer.state.decode.attempt) == (["finished"], 2)
+        with serving(from_files(tmp_path)) as url:
+            spans = await QueryApi(url, {}).spans(answer, "engine.decode")
+    finally:
+        await asyncio.to_thread(stack.stop)
+    attempts = sorted(otlp.named(spans, "process decode"), key=lambda span: span.attempt)
+    assert [span.attributes["pdq.outcome"] for span in attempts] == ["drain", "finished"]
+
+
 # The command line, over the local server.
 
 

@@ -83,11 +83,14 @@ class Settlement:
             case Interrupted(cause="cancelled" | "expired" as cause):
                 await self._stop(work, cause)
             case Interrupted(cause="fenced"):
+                work.span.end("fenced")
                 self._note(work, "fenced")
             case Interrupted(cause="ended"):
+                work.span.end("ended")
                 self._note(work, "ended elsewhere")
                 await work.delivery.ack()
             case Interrupted(cause="drain"):
+                work.span.end("drain")
                 await self._release(work, "drain")
                 await work.delivery.nak()
             case _:
