@@ -19,10 +19,10 @@ STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose lint up down lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) model ## install everything into .venv and fetch the model (ENGINE=gpu for a GPU machine)
 
@@ -43,12 +43,17 @@ test: setup lint ## everything that must pass: the checks of `lint`, then all te
 test-fast: setup ## the tests that need no engine: seconds, not minutes
 	$(BIN)/pytest -m "not engine"
 
-lint: $(STAMP) ## formatting, lint, types and the direction of imports
+test-compose: $(STAMP) ## docker-compose.yml on this machine, with no image registry: minutes
+	@$(BIN)/python infra/compose/test.py
+
+lint: $(STAMP) ## formatting, lint, types, the direction of imports, Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy infra/setup/install.py infra/setup/lock.py
+	$(BIN)/mypy infra/compose/*.py infra/docker/*.py infra/lmcache/*.py
 	$(BIN)/lint-imports
+	$(BIN)/hadolint services/*/Dockerfile infra/*/Dockerfile infra/docker/*.Dockerfile
 
 up: setup ## the local stack, in the foreground (Ctrl-C ends it)
 	@$(BIN)/pdq up

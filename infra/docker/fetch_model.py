@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-
 from pdq import model, settings
 from pdq.errors import Misconfigured
 from pdq.model_files import is_model
