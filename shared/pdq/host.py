@@ -77,7 +77,7 @@ async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: async
     try:
         async with (
             HealthServer(settings.http, metrics, host.checks(), stop),
-            connected(settings.bus, f"pdq-{role}-{worker}") as bus,
+            connected(settings.bus, f"pdq-{role}-{worker}", stop) as bus,
         ):
             host.bus = bus
             await bus.check_consumers(
@@ -154,9 +154,10 @@ class _Host:
     async def parts(self, telemetry: Telemetry) -> AsyncIterator[_Parts]:
         assert self.bus is not None
         outbox, watch = Outbox(self.bus), Watch(self.bus)
-        await outbox.start()
-        await watch.start()
         try:
+            # Patiently: a broker that is away for a moment must not cost the engine that was just loaded.
+            await self.bus.patiently(outbox.start)
+            await self.bus.patiently(watch.start)
             yield _Parts(outbox, watch, telemetry)
         finally:
             await outbox.close()

@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from pdq import logs, settings
-from pdq.errors import Misconfigured, PdqError
+from pdq.errors import Interrupted, Misconfigured, PdqError
 from pdq.settings import Group, HttpSettings
 from pdq.telemetry import Metrics
 from pdq.telemetry.metrics import CONTENT_TYPE
@@ -54,6 +54,8 @@ def _run(name: str, main: Main) -> int:
     except asyncio.CancelledError:
         log.error("stopped before all was done")
         return FAILED
+    except Interrupted:
+        log.info("stopped before it had started")
     except Exception as exc:
         return _exit_code(exc)
     return 0

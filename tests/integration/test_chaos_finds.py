@@ -8,14 +8,25 @@ from pathlib import Path
 
 import pytest
 from pdq import subjects
-from pdq.bus import Bus, Puller
+from pdq.bus import Bus, Outbox, Puller
 from pdq.client import Client, new_request_id
 from pdq.log import RequestLog
 from pdq.log import follow as follow_state
 from pdq.settings import LimitSettings
 
 from tests.ask import Answer
+from tests.broker import Broker
 from tests.stack import MODEL, Stack, completion
+
+SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
+"""About 30 ms a token."""
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=1.0, worker_ttl_s=2.0))
+    yield stack
+    stack.stop()
 
 
 def job(request: str) -> str:
@@ -49,15 +60,28 @@ async def test_a_client_cannot_hide_its_message_behind_a_status_header(bus: Bus)
     await pull.close()
 
 
-SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
-"""About 30 ms a token."""
+async def test_a_broker_that_goes_away_while_a_service_starts_is_waited_for(broker: Broker, bus: Bus) -> None:
+    outbox = Outbox(bus)
+    broker.kill()
+    checking = asyncio.create_task(bus.check_consumers([(subjects.SUBMIT, subjects.ROUTER_CONSUMER)]))
+    starting = asyncio.create_task(bus.patiently(outbox.start))
+    await asyncio.sleep(1)
+    await asyncio.to_thread(broker.start)
+    await asyncio.wait_for(asyncio.gather(checking, starting), 20)
+    channel = outbox.channel(subjects.out("t", "r1"))
+    await channel.send(b"token")
+    await channel.flush(5)
+    await outbox.close()
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=1.0, worker_ttl_s=2.0))
-    yield stack
-    stack.stop()
+async def test_a_service_that_waits_for_the_broker_stops_when_told_to(stack: Stack) -> None:
+    for module in ("pdq_router", "pdq_worker"):
+        service = stack.add(module)
+        service.start()
+        async with asyncio.timeout(20):
+            while "waiting for the broker" not in service.log.read_text():
+                await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(service.stop, 8) == 0
 
 
 async def follow(client: Client, body: bytes, happen: Callable[[Answer], Awaitable[None]], **options: str) -> Answer:

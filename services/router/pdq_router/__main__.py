@@ -53,7 +53,7 @@ class Service:
         try:
             async with (
                 HealthServer(self.http, self.metrics, checks, self.stop),
-                connected(self.bus_settings, f"pdq-{self.worker}") as bus,
+                connected(self.bus_settings, f"pdq-{self.worker}", self.stop) as bus,
             ):
                 await bus.check_consumers(
                     [(subjects.SUBMIT, subjects.ROUTER_CONSUMER), (subjects.REAP, subjects.REAPER_CONSUMER)]

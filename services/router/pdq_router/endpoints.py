@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from pdq import subjects
 from pdq.bus import Bus
@@ -26,8 +27,8 @@ class Endpoints:
         self._log = RequestLog(bus)
 
     async def start(self) -> None:
-        await self._bus.serve(subjects.READ_ALL, QUEUE_GROUP, self._read)
-        await self._bus.serve(subjects.CANCEL_ALL, QUEUE_GROUP, self._cancel)
+        for subject, answer in ((subjects.READ_ALL, self._read), (subjects.CANCEL_ALL, self._cancel)):
+            await self._bus.patiently(partial(self._bus.serve, subject, QUEUE_GROUP, answer))
 
     async def _read(self, subject: str, data: bytes) -> bytes:
         _, _, tenant, request = subject.split(".")

@@ -15,7 +15,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import nats
 import nats.errors
@@ -23,7 +24,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
+from pdq.errors import Interrupted, Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
 from pdq.settings import BusSettings
 
 log = logging.getLogger("pdq.bus")
@@ -37,6 +38,7 @@ NO_STREAM, NO_CONSUMER, NO_MESSAGE = 10059, 10014, 10037
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
 
+T = TypeVar("T")
 Callback = Callable[[Msg], Awaitable[None]]
 StoredCallback = Callable[["Stored"], None]
 Responder = Callable[[str, bytes], Awaitable[bytes]]
@@ -90,7 +92,7 @@ def broker_errors(doing: str) -> Iterator[None]:
 class Bus:
     """A connection that mends itself. Make it with `connect`, end it with `close`."""
 
-    def __init__(self, settings: BusSettings, name: str) -> None:
+    def __init__(self, settings: BusSettings, name: str, stop: asyncio.Event | None = None) -> None:
         self.settings = settings
         self.name = name
         self.closed = asyncio.Event()
@@ -100,30 +102,44 @@ class Bus:
         self._on_reconnect: list[Callable[[], None]] = []
         self._reported: tuple[str, float] = ("", 0.0)
         self._closing = False
+        self._stop = stop or asyncio.Event()
 
     @classmethod
-    async def connect(cls, settings: BusSettings, name: str) -> Bus:
-        """Connect, waiting up to `connect_timeout_s` for the broker. Raises Unavailable or Misconfigured."""
-        bus = cls(settings, name)
-        give_up = time.monotonic() + settings.connect_timeout_s
+    async def connect(cls, settings: BusSettings, name: str, stop: asyncio.Event | None = None) -> Bus:
+        """Connect, waiting for the broker as `patiently` does. Raises Unavailable, Interrupted or Misconfigured."""
+        bus = cls(settings, name, stop)
+        await bus.patiently(bus._try_to_connect)
+        return bus
+
+    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Try until the broker answers, for up to `connect_timeout_s`: for what a service needs at its start.
+
+        Raises Unavailable after that, and Interrupted when `stop` is set meanwhile.
+        """
+        give_up = time.monotonic() + self.settings.connect_timeout_s
         told = False
         while True:
             try:
-                await asyncio.wait_for(bus._connect_once(), 5)
-                return bus
-            except (nats.errors.AuthorizationError, nats.errors.InvalidUserCredentialsError) as exc:
-                raise Misconfigured(f"the broker at {bus.place} refuses these credentials") from exc
-            except (nats.errors.Error, OSError, TimeoutError) as exc:
-                if "authorization" in str(exc).lower():
-                    raise Misconfigured(f"the broker at {bus.place} refuses these credentials") from exc
+                return await work()
+            except Unavailable:
                 if time.monotonic() > give_up:
-                    raise Unavailable(
-                        f"no broker at {bus.place} within {settings.connect_timeout_s:g} s: {type(exc).__name__}"
-                    ) from exc
-                if not told:
-                    log.info("waiting for the broker at %s", bus.place)
-                    told = True
-            await asyncio.sleep(0.25)
+                    raise
+            if not told:
+                log.info("waiting for the broker at %s", self.place)
+                told = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 0.25)
+                raise Interrupted("drain")
+
+    async def _try_to_connect(self) -> None:
+        try:
+            await asyncio.wait_for(self._connect_once(), 5)
+        except (nats.errors.AuthorizationError, nats.errors.InvalidUserCredentialsError) as exc:
+            raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
+        except (nats.errors.Error, OSError, TimeoutError) as exc:
+            if "authorization" in str(exc).lower():
+                raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
+            raise Unavailable(f"no broker at {self.place}: {type(exc).__name__}") from exc
 
     async def _connect_once(self) -> None:
         self._nc = NatsClient()
@@ -211,7 +227,11 @@ class Bus:
                 return subscription
             # A flush's PING can overtake the SUB that is still queued: let the queue drain first.
             await asyncio.sleep(0)
-            await self._nc.flush(timeout=API_TIMEOUT_S)
+            try:
+                await self._nc.flush(timeout=API_TIMEOUT_S)
+            except BaseException:
+                await self.unsubscribe(subscription)
+                raise
         return subscription
 
     async def follow(self, subject: str, callback: StoredCallback) -> Subscription:
@@ -442,9 +462,12 @@ class Bus:
         return "created" if info is None else "updated"
 
     async def check_consumers(self, wanted: list[tuple[str, str]]) -> None:
-        """Raise Misconfigured, naming `pdq init`, when one of (stream, consumer) is missing."""
+        """Raise Misconfigured, naming `pdq init`, when one of (stream, consumer) is missing.
+
+        Waits for a broker that goes away meanwhile, as `patiently` does.
+        """
         for stream, consumer in wanted:
-            if await self.consumer_info(stream, consumer) is None:
+            if await self.patiently(partial(self.consumer_info, stream, consumer)) is None:
                 raise Misconfigured(f"consumer {consumer} of stream {stream} does not exist: run `pdq init`")
 
     # ---- connection events
@@ -471,9 +494,9 @@ class Bus:
 
 
 @contextlib.asynccontextmanager
-async def connected(settings: BusSettings, name: str) -> AsyncIterator[Bus]:
-    """A Bus for the length of a `with`."""
-    bus = await Bus.connect(settings, name)
+async def connected(settings: BusSettings, name: str, stop: asyncio.Event) -> AsyncIterator[Bus]:
+    """A Bus for the length of a `with`; `stop` ends the waits of a start, with Interrupted."""
+    bus = await Bus.connect(settings, name, stop)
     try:
         yield bus
     finally:
