@@ -1,0 +1,58 @@
+"""The benchmark runs, and its figures make sense. How large they are is no matter of tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench.report import PROCESSES, Round, summarise
+from tests.bench.stats import percentile, ratios, spread
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.99)) == (50.0, 99.0, 7.0)
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    assert ratios([2.0, 9.0, 8.0], [1.0, 3.0, 2.0]) == spread([2.0, 3.0, 4.0])
+    assert ratios([1.0], [0.0]) is None
+
+
+def test_a_summary_counts_cpu_per_request() -> None:
+    floor = Round([0.001, 0.002], [0.002, 0.004], 2, dict.fromkeys(PROCESSES, 0.004))
+    pdq = Round([0.003, 0.004], [0.006, 0.008], 10, dict.fromkeys(PROCESSES, 0.012))
+    result = summarise(1, [floor], [pdq])
+    assert result.batches == 5
+    rows = {row.name: row for row in result.cpu + result.latency}
+    assert (rows["total"].floor_ms, rows["total"].pdq_ms) == pytest.approx((10.0, 30.0))
+    assert rows["end p99"].ratio == spread([2.0])
+
+
+async def test_both_paths_finish_every_request() -> None:
+    command = [sys.executable, "-m", "tests.bench.control", "--requests", "4", "--rounds", "2", "--at-once", "1", "3"]
+    process = await asyncio.create_subprocess_exec(*command, "--json", cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), 100)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    assert process.returncode == 0
+    report = json.loads(out)
+    shape = report["shape"]
+    assert len(shape["states"]) == 6 and len(shape["outs"]) > 1
+    assert min(shape["submit"], shape["prefill_job"], shape["decode_job"], *shape["states"], *shape["outs"]) > 0
+    assert [(result["at_once"], result["requests"]) for result in report["results"]] == [(1, 8), (3, 8)]
+    for result in report["results"]:
+        assert [row["name"] for row in result["cpu"]] == [*PROCESSES, "total"]
+        for row in result["latency"] + result["cpu"]:
+            assert row["floor_ms"] > 0 and row["pdq_ms"] > 0, row
+            assert row["ratio"]["min"] > 0, row
