@@ -95,11 +95,11 @@ def down(layout: Layout) -> Record | None:
     record = _started(layout)
     if record is not None:
         _signal(record, signal.SIGTERM)
-    if not _wait_unlocked(layout, DOWN_TIMEOUT_S):
+    if not _ended(layout, record, DOWN_TIMEOUT_S):
         if record is not None:
             _signal(record, signal.SIGKILL)
         # Its guard ends what it leaves.
-        if not _wait_unlocked(layout, 3 * GUARD_PATIENCE_S):
+        if not _ended(layout, record, 3 * GUARD_PATIENCE_S):
             raise Unavailable(f"the stack in {layout.root} does not end; `pdq status` shows what is left")
     if record is not None and (left := records.read(layout)) is not None and left.pid == record.pid:
         records.remove(layout)
@@ -120,9 +120,10 @@ def _signal(record: Record, number: signal.Signals) -> None:
             os.kill(record.pid, number)
 
 
-def _wait_unlocked(layout: Layout, bound_s: float) -> bool:
+def _ended(layout: Layout, record: Record | None, bound_s: float) -> bool:
+    """Wait until nothing holds the lock, and the supervisor is gone."""
     give_up = time.monotonic() + bound_s
-    while records.locked(layout):
+    while records.locked(layout) or (record is not None and records.alive(record.pid, record.started)):
         if time.monotonic() > give_up:
             return False
         time.sleep(POLL_S)
