@@ -31,6 +31,8 @@ class Broker:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = free_port()
+        self.more = ""
+        """Further lines of its configuration."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -42,6 +44,7 @@ class Broker:
         config.write_text(
             f'listen: "127.0.0.1:{self.port}"\n'
             f'jetstream {{ store_dir: "{self.directory / "store"}", max_mem: 256MB, max_file: 20GB }}\n'
+            f"{self.more}"
         )
         with open(self.directory / "nats.log", "ab") as out:
             self.process = subprocess.Popen([server_binary(), "-c", str(config)], stdout=out, stderr=out)
@@ -62,3 +65,29 @@ class Broker:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(10)
+
+
+class Cluster:
+    """Three brokers that replicate."""
+
+    def __init__(self, directory: Path) -> None:
+        self.brokers = [Broker(directory / f"n{number}") for number in range(3)]
+        ports = [free_port() for _ in self.brokers]
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+        for number, (broker, port) in enumerate(zip(self.brokers, ports, strict=True)):
+            broker.directory.mkdir()
+            broker.more = (
+                f'server_name: n{number}\ncluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+            )
+
+    @property
+    def url(self) -> str:
+        return ",".join(broker.url for broker in self.brokers)
+
+    def start(self) -> None:
+        for broker in self.brokers:
+            broker.start()
+
+    def stop(self) -> None:
+        for broker in self.brokers:
+            broker.stop()

@@ -16,7 +16,7 @@ from pdq.bus import Bus
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
 
-from tests.broker import Broker, free_port
+from tests.broker import Broker, Cluster, free_port
 
 MODEL = "sim"
 MODELS = """
@@ -78,20 +78,32 @@ class Service:
 class Stack:
     """Broker, router and workers. Add services, `start`, and `stop` at the end."""
 
-    def __init__(self, directory: Path, *, limits: LimitSettings | None = None, **settings: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limits: LimitSettings | None = None,
+        cluster: Cluster | None = None,
+        **settings: str,
+    ) -> None:
         self.directory = directory
         self.broker = Broker(directory)
+        self.cluster = cluster
         self.services: list[Service] = []
         self.settings = settings
         self.limits = limits or LimitSettings()
         (directory / "models.toml").write_text(MODELS)
         (directory / "kv").mkdir(exist_ok=True)
 
+    @property
+    def url(self) -> str:
+        return (self.cluster or self.broker).url
+
     def environment(self, service: str, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
         return {
             **kept,
-            "PDQ_NATS_URL": self.broker.url,
+            "PDQ_NATS_URL": self.url,
             "PDQ_MODELS": str(self.directory / "models.toml"),
             "PDQ_ENGINE_KIND": "sim",
             "PDQ_ENGINE_SIM_KV_DIR": str(self.directory / "kv"),
@@ -108,7 +120,7 @@ class Stack:
         return service
 
     async def start(self) -> None:
-        self.broker.start()
+        (self.cluster or self.broker).start()
         bus = await self.connect()
         await init(bus, self.limits, [MODEL])
         await bus.close()
@@ -118,7 +130,7 @@ class Stack:
             service.wait_ready()
 
     async def connect(self) -> Bus:
-        return await Bus.connect(BusSettings(url=self.broker.url), "test")
+        return await Bus.connect(BusSettings(url=self.url), "test")
 
     def stop(self) -> None:
         for service in self.services:
@@ -130,7 +142,7 @@ class Stack:
                     service.process.wait(20)
                 except subprocess.TimeoutExpired:
                     service.kill()
-        self.broker.stop()
+        (self.cluster or self.broker).stop()
 
     def metric(self, service: Service, name: str) -> float:
         """The sum of a metric's samples, over all its labels."""

@@ -34,6 +34,7 @@ class BusSettings(Group, frozen=True, kw_only=True):
     secret: ClassVar[frozenset[str]] = frozenset({"password", "nkey_seed"})
 
     url: str = "nats://127.0.0.1:4222"
+    """One address, or several of one cluster with commas between."""
     user: str = ""
     password: str = ""
     nkey_seed: str = ""

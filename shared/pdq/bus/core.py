@@ -37,6 +37,8 @@ ATTEMPT_TIMEOUT_S = 2.0
 NO_STREAM, NO_CONSUMER, NO_MESSAGE = 10059, 10014, 10037
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
+NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
+"""A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 
 T = TypeVar("T")
 Callback = Callable[[Msg], Awaitable[None]]
@@ -100,6 +102,7 @@ class Bus:
         self.reconnects = 0
         self._nc = NatsClient()
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_disconnect: list[Callable[[], None]] = []
         self._reported: tuple[str, float] = ("", 0.0)
         self._closing = False
         self._stop = stop or asyncio.Event()
@@ -149,7 +152,7 @@ class Bus:
         if self.settings.nkey_seed:
             options["nkeys_seed_str"] = self.settings.nkey_seed
         await self._nc.connect(
-            self.settings.url,
+            self.settings.url.split(","),
             name=self.name,
             allow_reconnect=True,
             # The first connection is tried by `connect`; later ones are tried for ever.
@@ -159,16 +162,16 @@ class Bus:
             ping_interval=10,
             max_outstanding_pings=2,
             error_cb=self._on_error,
-            reconnected_cb=self._on_reconnected,
-            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._reconnected,
+            disconnected_cb=self._disconnected,
             closed_cb=self._on_closed,
             **options,
         )
 
     @property
     def place(self) -> str:
-        """The broker's address without credentials."""
-        return self.settings.url.rsplit("@", 1)[-1]
+        """The broker's addresses without credentials."""
+        return ",".join(url.rsplit("@", 1)[-1] for url in self.settings.url.split(","))
 
     @property
     def connected(self) -> bool:
@@ -198,6 +201,12 @@ class Bus:
         """Call `callback` after every reconnect; returns what takes it off again."""
         self._on_reconnect.append(callback)
         return lambda: self._on_reconnect.remove(callback)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever the connection is lost, before anything comes over the next one; returns
+        what takes it off again."""
+        self._on_disconnect.append(callback)
+        return lambda: self._on_disconnect.remove(callback)
 
     async def close(self) -> None:
         """Flush and close; bounded."""
@@ -321,7 +330,7 @@ class Bus:
                 if time.monotonic() >= give_up:
                     raise Unavailable(f"publish to {subject}: no acknowledgement within {bound:g} s") from exc
             except ApiError as exc:
-                if exc.code != DUPLICATE_IN_PROCESS or time.monotonic() >= give_up:
+                if exc.code not in NOT_NOW or time.monotonic() >= give_up:
                     raise _publish_error(subject, exc) from exc
             except nats.errors.MaxPayloadError as exc:
                 raise Rejected(f"publish to {subject}: payload too large", code="payload_too_large") from exc
@@ -415,7 +424,12 @@ class Bus:
         payload = json.dumps(body).encode() if body is not None else b""
         with broker_errors(f"JetStream {verb}"):
             message = await self._nc.request(f"$JS.API.{verb}", payload, timeout=API_TIMEOUT_S)
-        return _answer(message.data)
+        try:
+            return _answer(message.data)
+        except ApiError as exc:
+            if exc.code in NOT_NOW:
+                raise Unavailable(f"JetStream {verb}: {exc}") from exc
+            raise
 
     async def stream_info(self, stream: str, subject: str = "") -> dict[str, Any] | None:
         """JetStream's stream information, with a count per subject where a filter is given; None: no stream."""
@@ -479,11 +493,13 @@ class Bus:
             self._reported = (text, time.monotonic())
             log.warning("broker connection: %s", text)
 
-    async def _on_disconnected(self) -> None:
+    async def _disconnected(self) -> None:
         if not self._closing:
             log.warning("lost the broker at %s, reconnecting", self.place)
+        for callback in list(self._on_disconnect):
+            callback()
 
-    async def _on_reconnected(self) -> None:
+    async def _reconnected(self) -> None:
         self.reconnects += 1
         log.info("broker at %s is back", self.place)
         for callback in list(self._on_reconnect):

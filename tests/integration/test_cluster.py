@@ -1,0 +1,60 @@
+"""Three brokers: one dies under load, the leader of the log among them, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from pdq import subjects
+from pdq.bus import Bus
+from pdq.client import Client
+from pdq.settings import LimitSettings
+
+from tests.ask import ask
+from tests.broker import Broker, Cluster
+from tests.stack import Stack, completion
+
+NUM_REQUESTS = 40
+
+
+async def leader(bus: Bus, cluster: Cluster, stream: str) -> Broker:
+    info = await bus.stream_info(stream)
+    assert info is not None
+    name = info["cluster"]["leader"]
+    return cluster.brokers[int(name.removeprefix("n"))]
+
+
+async def test_the_leader_dies_under_load(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    stack = Stack(
+        tmp_path,
+        cluster=cluster,
+        limits=LimitSettings(replicas=3, ack_wait_s=3.0),
+        PDQ_ENGINE_SIM_PROFILE="llama3-8b-h100",
+    )
+    for module in ("pdq_router", "pdq_prefill", "pdq_decode", "pdq_decode"):
+        stack.add(module)
+    try:
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "local")
+        reference = await ask(client, completion("k" * 100, max_tokens=30, ignore_eos=True, temperature=0))
+
+        async def later(number: int) -> list[int]:
+            await asyncio.sleep(number * 0.15)
+            body = completion("k" * 100, max_tokens=30, ignore_eos=True, temperature=0)
+            answer = await ask(client, body, seconds=90)
+            assert answer.terminal == ["finished"]
+            return answer.transcript.ids
+
+        running = [asyncio.create_task(later(number)) for number in range(NUM_REQUESTS)]
+        await asyncio.sleep(1.5)
+        dying = await leader(bus, cluster, subjects.LOG)
+        dying.kill()
+        await asyncio.sleep(2)
+        dying.start()
+        answers = await asyncio.gather(*running)
+        await bus.close()
+        assert answers == [reference.transcript.ids] * NUM_REQUESTS
+    finally:
+        stack.stop()
