@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import NamedTuple
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import Rejected, Unavailable
-from pdq.log import to_event
+from pdq.log import Transcript, to_event
 from pdq.messages import CancelReply, Event, ReadPage, ReadRequest, State, decode_json, encode_json
 
 REQUEST_HEADER = "Pdq-Request"
@@ -28,6 +28,7 @@ REPLAY_HEADER = "Pdq-Replay-Of"
 ENDPOINT_TIMEOUT_S = 5.0
 CATCH_UP_S = 3.0
 """A follower that hears nothing for so long asks the read endpoint: a live copy can be lost."""
+RETRY_S = 0.25
 
 
 class Submitted(NamedTuple):
@@ -82,10 +83,15 @@ class Client:
         return Submitted(request or f"s-{ack.seq}", ack.seq)
 
     async def read(self, request: str, *, after: int = 0, limit: int = 256) -> ReadPage:
-        """One page of a request's events after a sequence. Raises Unavailable."""
+        """One page of a request's events after a sequence. Raises Unavailable, or Rejected."""
         body = encode_json(ReadRequest(after=after, limit=limit))
         answer = await self._bus.request(subjects.read(self.tenant, request), body, timeout_s=ENDPOINT_TIMEOUT_S)
-        return decode_json(answer, ReadPage)
+        page = decode_json(answer, ReadPage)
+        if page.error is None:
+            return page
+        if page.error.code == Unavailable.code:
+            raise Unavailable(page.error.message)
+        raise Rejected(page.error.message, code=page.error.code)
 
     async def state(self, request: str) -> State | None:
         """The newest state of a request; None when the log does not know it. Raises Unavailable."""
@@ -112,7 +118,7 @@ class Client:
         """
         follower = Follower(self, request, after, catch_up)
         subscription = await self._bus.follow(subjects.live(self.tenant, request), follower.take)
-        forget = self._bus.on_reconnect(follower.suspect)
+        forget = self._bus.on_disconnect(follower.suspect)
         try:
             yield follower
         finally:
@@ -129,51 +135,67 @@ class Follower:
         self._request = request
         self._queue: asyncio.Queue[Stored | None] = asyncio.Queue()
         self._newest = {"state": after, "out": after}
-        if catch_up:
-            self.suspect()
+        self._transcript = Transcript() if not after else None
+        """From the start of the log, the follower knows whether the end it sees is complete."""
+        self._suspicious = catch_up
+        """Something may have been missed: the log is read before a live event is believed to be the next."""
 
     def take(self, stored: Stored) -> None:
         self._queue.put_nowait(stored)
 
     def suspect(self) -> None:
-        """Something may have been missed: read before going on."""
+        """What was taken so far may not be followed by what is taken next."""
         self._queue.put_nowait(None)
 
-    async def events(self, timeout_s: float) -> AsyncIterator[Event]:
+    async def events(self, timeout_s: float) -> AsyncGenerator[Event, None]:
         """Events until the terminal one. Raises Unavailable when that has not come within `timeout_s`."""
         give_up = time.monotonic() + timeout_s
         while True:
             left = give_up - time.monotonic()
             if left <= 0:
                 raise Unavailable(f"request {self._request} has not ended within {timeout_s:g} s")
-            for event in await self._next(min(left, CATCH_UP_S)):
+            for event in await (self._missed(left) if self._suspicious else self._next(left)):
                 self.seq = event.seq
+                if self._transcript is not None:
+                    self._transcript.feed(event)
                 self._newest["state" if event.state else "out"] = event.seq
                 yield event
                 if event.state is not None and event.state.ended:
                     return
 
     async def _next(self, wait_s: float) -> list[Event]:
-        try:
-            stored = await asyncio.wait_for(self._queue.get(), wait_s)
-        except TimeoutError:
-            return await self._missed()
+        """The next live event, if it follows the last one for sure."""
+        stored = None
+        with contextlib.suppress(TimeoutError):
+            stored = await asyncio.wait_for(self._queue.get(), min(wait_s, CATCH_UP_S))
         if stored is None:
-            return await self._missed()
+            self._suspicious = True
+            return []
         if stored.seq <= self.seq:
             return []
         kind = subjects.parse_log(stored.subject).kind
         if stored.seq_before > self._newest[kind]:
-            return await self._missed()
-        return [to_event(stored)]
+            self._suspicious = True
+            return []
+        event = to_event(stored)
+        if self._lacks_tokens(event):
+            self._suspicious = True
+            return []
+        return [event]
 
-    async def _missed(self) -> list[Event]:
-        """What the log holds after the last event seen; nothing when no router answers (it is asked again)."""
-        events: list[Event] = []
-        with contextlib.suppress(Unavailable):
-            while True:
-                page = await self._client.read(self._request, after=events[-1].seq if events else self.seq)
-                events.extend(page.events)
-                if not page.more:
-                    break
-        return events
+    def _lacks_tokens(self, event: Event) -> bool:
+        """Whether this is an end that names more than was seen: no later event could show that gap."""
+        if self._transcript is None or event.state is None or not event.state.ended:
+            return False
+        self._transcript.feed(event)
+        return not self._transcript.complete()
+
+    async def _missed(self, wait_s: float) -> list[Event]:
+        """What the log holds after the last event seen; asked again while no router answers."""
+        try:
+            page = await self._client.read(self._request, after=self.seq)
+        except Unavailable:
+            await asyncio.sleep(min(wait_s, RETRY_S))
+            return []
+        self._suspicious = page.more
+        return list(page.events)

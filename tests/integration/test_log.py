@@ -8,10 +8,10 @@ import random
 import pytest
 from pdq import subjects
 from pdq.bus import Bus, Outbox
-from pdq.client import Client
+from pdq.client import Client, Follower
 from pdq.errors import Rejected, Unavailable, WrongSequence
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
-from pdq.messages import State
+from pdq.messages import Output, ReadRequest, State, decode_json, encode_json
 
 from tests.broker import Broker
 
@@ -132,3 +132,32 @@ def with_attempt(state: State, attempt: int) -> State:
     from pdq.messages import StageClaims
 
     return follow(state, "claim", decode=StageClaims(attempt=attempt, owner="w"))
+
+
+async def test_a_follower_that_missed_the_last_tokens_reads_them_before_the_end(bus: Bus) -> None:
+    log, client = RequestLog(bus), Client(bus, "t")
+    answered = asyncio.Event()
+
+    async def serve_reads(subject: str, data: bytes) -> bytes:
+        answered.set()
+        request = decode_json(data, ReadRequest)
+        return encode_json(await log.read("t", "r", after=request.after, limit=request.limit))
+
+    await bus.serve(subjects.READ_ALL, "", serve_reads)
+    entry = await log.append("t", "r", None, with_attempt(first("accepted"), 1))
+    follower = Follower(client, "r", 0, catch_up=False)
+    for stored in await bus.read(subjects.LOG, subjects.log_of("t", "r")):
+        follower.take(stored)
+    await bus.publish(subjects.out("t", "r"), encode_json(Output.of(1, 0, [7, 8], "hi")))
+    whole = Transcript()
+    whole.ids = [7, 8]
+    end = follow(entry.state, "finished", num_tokens=2, output_digest=whole.digest())
+    last = await log.append("t", "r", entry, end)
+    stored_end = await bus.get(subjects.LOG, last.seq)
+    assert stored_end is not None
+    # The copy of the tokens is lost: the follower gets the end alone.
+    follower.take(stored_end._replace(headers={"Nats-Last-Sequence": str(entry.seq)}))
+    transcript = Transcript()
+    async for event in follower.events(10):
+        transcript.feed(event)
+    assert transcript.complete() and transcript.text == "hi" and answered.is_set()
