@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from pdq import subjects
-from pdq.bus import Bus, Outbox, Puller
-from pdq.client import Client, new_request_id
+from pdq.bus import Bus, Outbox, Puller, Stored
+from pdq.client import Client, Follower, new_request_id
+from pdq.errors import Unavailable
 from pdq.log import RequestLog
+from pdq.log import first as first_state
 from pdq.log import follow as follow_state
+from pdq.messages import Output, encode_json
 from pdq.settings import LimitSettings
 
 from tests.ask import Answer
@@ -143,3 +146,47 @@ async def test_a_request_given_up_says_what_was_shown(stack: Stack) -> None:
     assert answer.terminal == ["failed"] and answer.state.error.code == "too_many_attempts"
     assert answer.transcript.ids and answer.state.num_tokens == len(answer.transcript.ids)
     assert answer.transcript.complete() and answer.state.usage.completion_tokens == answer.state.num_tokens
+
+
+def live(stored: Stored, before: int) -> Stored:
+    """The live copy of a record; `before`: sequence of the one before it on its subject."""
+    subject = stored.subject.replace("pdq.log", "pdq.live")
+    return stored._replace(subject=subject, headers={"Nats-Last-Sequence": str(before)})
+
+
+async def test_a_reader_that_was_cut_off_reads_the_log_before_it_believes_the_end(stack: Stack) -> None:
+    """The end can arrive over the new connection before anything tells that there is a new connection, and
+    while no router answers: the tokens stored in between must come first all the same."""
+    router = stack.add("pdq_router")
+    await stack.start()
+    bus = await stack.connect()
+    log = RequestLog(bus)
+    accepted = await log.append("t", "r1", None, first_state("accepted"))
+    out = await bus.publish(subjects.out("t", "r1"), encode_json(Output.of(1, 0, [7, 8, 9], "abc")))
+    end = await log.append("t", "r1", accepted, follow_state(accepted.state, "cancelled"))
+    router.kill()
+    stored = {record.seq: record for record in await bus.read(subjects.LOG, subjects.log_of("t", "r1"))}
+    async with Client(bus, "t").follow("r1", catch_up=False) as follower:
+        follower.take(live(stored[accepted.seq], 0))
+        await bus._disconnected()
+        follower.take(live(stored[end.seq], accepted.seq))
+        await bus._reconnected()
+        reading = asyncio.create_task(seen(follower))
+        await asyncio.sleep(0.5)
+        router.start()
+        assert await asyncio.wait_for(reading, 20) == [accepted.seq, out.seq, end.seq]
+    await bus.close()
+
+
+async def seen(follower: Follower) -> list[int]:
+    return [event.seq async for event in follower.events(20)]
+
+
+async def test_a_log_that_cannot_be_read_is_not_an_empty_one(stack: Stack) -> None:
+    stack.add("pdq_router")
+    await stack.start()
+    bus = await stack.connect()
+    await bus.api(f"STREAM.DELETE.{subjects.LOG}")
+    with pytest.raises(Unavailable):
+        await Client(bus, "t").state("r1")
+    await bus.close()
