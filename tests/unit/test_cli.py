@@ -342,7 +342,7 @@ def test_an_answer_from_its_events() -> None:
         "finish_reason": "stop",
         "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7},
         "route": {"order": "prefill-first", "reason": "default"},
-        "kv": {"promised_tokens": 3, "loaded_tokens": 2},
+        "kv": {"promised_tokens": 3, "loaded_tokens": 2, "local_tokens": 0},
         "timings_ms": {},
     }
     assert result["timings_ms"].keys() == {"prefill", "ttft", "total"} and result["timings_ms"]["prefill"] == 10.0
@@ -403,7 +403,7 @@ def test_the_log_of_another_request_under_the_same_name_is_not_shown() -> None:
 def test_kv_promised_is_known_before_the_end() -> None:
     answer = Answer("r-1")
     answer.take(Event(seq=1, state=state("prefilled", promise=Promise(tokens=64, bytes=1))))
-    assert answer.kv() == {"promised_tokens": 64, "loaded_tokens": 0}
+    assert answer.kv() == KvReport(promised_tokens=64)
 
 
 def test_gaps_are_shared_among_tokens_that_came_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from pdq.errors import PdqError, QueueFull, Rejected, Unavailable
 from pdq.log import Transcript
-from pdq.messages import ErrorInfo, Event, State
+from pdq.messages import ErrorInfo, Event, KvReport, State
 
 REFUSALS = frozenset({"queue_full", "log_full"})
 
@@ -93,16 +93,16 @@ class Answer:
                 "finish_reason": state.finish_reason or None,
                 "usage": msgspec.to_builtins(state.usage),
                 "route": {"order": state.order or None, "reason": state.reason or None},
-                "kv": self.kv(),
+                "kv": msgspec.to_builtins(self.kv()),
             }
         return found | {"timings_ms": self.timings_ms()}
 
-    def kv(self) -> dict[str, int]:
+    def kv(self) -> KvReport:
+        """What decode was promised, loaded and had; before its end, what it was promised."""
         state = self.state
-        promised = state.promise.tokens if state is not None and state.promise is not None else 0
         if state is not None and state.kv is not None:
-            return {"promised_tokens": state.kv.promised_tokens, "loaded_tokens": state.kv.loaded_tokens}
-        return {"promised_tokens": promised, "loaded_tokens": 0}
+            return state.kv
+        return KvReport(promised_tokens=state.promise.tokens if state is not None and state.promise else 0)
 
     def timings_ms(self) -> dict[str, float]:
         """By stage, as the log has them; `ttft` and `total` as whoever submitted it saw them."""

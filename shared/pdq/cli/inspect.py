@@ -11,6 +11,7 @@ import msgspec
 
 from pdq import subjects
 from pdq.bus import Bus
+from pdq.cli import output
 from pdq.errors import NotDecodable
 from pdq.messages import PRIORITIES, Priority, StageClaims, StageName, State, WorkerBeat, decode_json
 from pdq.up.machine import HOST, listening
@@ -130,7 +131,7 @@ def request_rows(name: str, state: State) -> list[tuple[str, str]]:
         "prefill": _claims(state.prefill),
         "decode": _claims(state.decode),
         "tokens": f"{state.prompt_tokens} + {usage.completion_tokens if usage else '...'}",
-        "kv": f"{kv.loaded_tokens} of {kv.promised_tokens} promised tokens loaded" if kv else "",
+        "kv": output.kv(kv) if kv else "",
         "trace": state.trace,
         "times": ", ".join(f"{stage} {ms:,.1f} ms" for stage, ms in state.timings_ms.items()),
     }

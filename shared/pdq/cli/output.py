@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pdq.errors import PdqError
+from pdq.messages import KvReport
 
 
 class OutputClosed(Exception):
@@ -78,16 +79,17 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(map(str.rstrip, lines))
 
 
+def kv(report: KvReport) -> str:
+    """A KV report for people."""
+    had = f", {report.local_tokens} still there" if report.local_tokens else ""
+    return f"{report.loaded_tokens} of {report.promised_tokens} promised tokens loaded{had}"
+
+
 def _cell(value: object) -> tuple[str, bool]:
     """Its text, and whether it stands to the right."""
     if isinstance(value, float):
         return f"{value:,.1f}", True
     return str(value), isinstance(value, int)
-
-
-def _aligned(cell: tuple[str, bool], width: int) -> str:
-    text, right = cell
-    return text.rjust(width) if right else text.ljust(width)
 
 
 def _one_line(text: str) -> str:

@@ -146,9 +146,8 @@ def timings(answer: Answer) -> str:
     lines = [output.table(rows)]
     state = answer.state
     if state is not None and state.order:
-        kv = answer.kv()
         lines.append(f"route  {state.order} ({state.reason})")
-        lines.append(f"kv     {kv['loaded_tokens']} of {kv['promised_tokens']} promised tokens loaded")
+        lines.append(f"kv     {output.kv(answer.kv())}")
     if state is not None and state.usage is not None:
         lines.append(f"tokens {state.usage.prompt_tokens} + {state.usage.completion_tokens}")
     return "\n".join(lines)
