@@ -238,3 +238,6 @@ async def test_a_core_ends_with_its_front_and_a_dead_core_is_unavailable(
             while True:
                 await pair.decode.check()
                 await asyncio.sleep(0.05)
+    await pair.decode.close()
+    with pytest.raises(Unavailable):
+        await answer(pair.decode, work(chat(tokenizer, STORY), salt, greedy()))

@@ -147,6 +147,9 @@ async def test_a_tier_that_does_not_answer_holds_nothing() -> None:
             assert not await tier.holds([1] * 32, "00", BOUND_S)
             port.listen()  # connects, and never answers
             assert not await tier.holds([1] * 32, "00", 0.1)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await tier.wait_up()
         finally:
             await tier.close()
 

@@ -51,17 +51,21 @@ class VllmEngine:
     async def start(self) -> None:
         cpus = parse_cpus(self._settings.cpus)
         os.environ.update(environment(self._settings))
-        reports = self._inbox.open()
+        reports, doing = self._inbox.open(), ""
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
+                doing = f"waiting for the LMCache server at {self._kv.host}:{self._kv.http_port}"
+                await self._tier.wait_up()
+                doing = "loading the model"
                 # By itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
                 await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
                 self._llm = await _built(lambda: self._build(reports), cpus)
                 self._info = self._describe()
+                doing = "proving the path of the KV"
                 await prove(self, self._llm.reset_prefix_cache)
         except TimeoutError as exc:
             await self.close()
-            raise Unavailable(f"the engine was not ready within {self._settings.start_timeout_s:g} s") from exc
+            raise Unavailable(f"the engine was not ready within {self._settings.start_timeout_s:g} s: {doing}") from exc
         except BaseException:
             await self.close()
             raise
@@ -99,7 +103,7 @@ class VllmEngine:
             yield Done(finish_reason=ended, loaded_tokens=0)
             return
         work = continued(work)
-        tokenizer = self._llm.get_tokenizer()
+        tokenizer = self._alive().get_tokenizer()
         with self._running(work) as run:
             start_ns, times, reason = time.time_ns(), _TokenTimes(), ""
             outputs = self._outputs(run, lambda: decode_params(work.sampling))
@@ -125,7 +129,7 @@ class VllmEngine:
 
     async def abort(self, request: str) -> None:
         for run in list(self._runs.values()):
-            if run.work.request == request:
+            if run.work.request == request and self._llm is not None:
                 run.aborted = True
                 await self._llm.abort(run.id)
 
@@ -144,6 +148,11 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
         await self._tier.close()
         self._inbox.close()
+
+    def _alive(self) -> Any:
+        if self._llm is None:
+            raise Unavailable("the engine is not running")
+        return self._llm
 
     def _build(self, reports: str) -> Any:
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -191,7 +200,7 @@ class VllmEngine:
 
         prompt = tokens_input(list(run.work.prompt), cache_salt=run.work.salt)
         with _translated():
-            outputs = self._llm.generate(prompt, params(), run.id)
+            outputs = self._alive().generate(prompt, params(), run.id)
             async with aclosing(outputs):
                 async for output in outputs:
                     reason = output.outputs[0].finish_reason

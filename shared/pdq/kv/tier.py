@@ -43,6 +43,15 @@ class Tier:
         except (TimeoutError, aiohttp.ClientError):
             return False
 
+    async def wait_up(self) -> None:
+        """Return once the server answers that it is healthy. The caller bounds the wait."""
+        while True:
+            try:
+                await self._call("GET", "/healthcheck")
+                return
+            except aiohttp.ClientError:
+                await asyncio.sleep(LAST_POLL_S)
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
