@@ -56,6 +56,30 @@ async def test_an_id_is_accepted_once(bus: Bus) -> None:
     assert sum(isinstance(r, Entry) for r in results) == 1
 
 
+async def test_what_a_writer_takes_for_the_newest_record_is_never_believed_without_the_broker(bus: Bus) -> None:
+    log = RequestLog(bus)
+    seen: list[str | None] = []
+
+    def cancel(newest: Entry | None) -> State | None:
+        seen.append(newest and newest.state.event)
+        if newest is None:
+            return first("accepted")
+        return None if newest.state.ended else follow(newest.state, "cancelled")
+
+    accepted = await log.update("t", "r", cancel, known=None)
+    assert accepted is not None and seen == [None]
+    routed = await log.append("t", "r", accepted, follow(accepted.state, "routed"))
+    # Behind by one record, and by all: both are refused, and decide again by what is there.
+    seen.clear()
+    ended = await log.update("t", "r", cancel, known=accepted)
+    assert ended is not None and seen == ["accepted", "routed"] and ended.state.event == "cancelled"
+    assert await log.update("t", "r", cancel, known=None) == ended
+    # A record that lets nothing be written may be out of date too.
+    seen.clear()
+    wrong = Entry(routed.seq, follow(routed.state, "finished"))
+    assert await log.update("t", "r", cancel, known=wrong) == ended and seen == ["finished", "cancelled"]
+
+
 async def test_tokens_survive_a_killed_broker_in_order(bus: Bus, broker: Broker) -> None:
     outbox = Outbox(bus)
     await outbox.start()

@@ -17,7 +17,7 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus, Delivery
 from pdq.errors import QueueFull, Rejected, Retryable
-from pdq.log import Entry, RequestLog, first, follow
+from pdq.log import UNREAD, Entry, Known, RequestLog, first, follow
 from pdq.messages import (
     DecodeJob,
     ErrorInfo,
@@ -144,7 +144,8 @@ class Router:
         return Submit(**known), None
 
     async def _process(self, delivery: Delivery, submit: Submit, refused: Rejected | None, span: StageSpan) -> None:
-        accepted = await self._accept(submit, span)
+        # A name that was never seen is accepted by one write; a second delivery reads what is there first.
+        accepted = await self._accept(submit, span, known=None if delivery.num_delivered == 1 else UNREAD)
         if accepted is None:
             await self._duplicate(submit, span)
         elif accepted.state.submit_seq != submit.seq or accepted.state.ended:
@@ -161,7 +162,7 @@ class Router:
                 await self._fail(submit, exc, span)
         await delivery.ack()
 
-    async def _accept(self, submit: Submit, span: StageSpan) -> Entry | None:
+    async def _accept(self, submit: Submit, span: StageSpan, *, known: Known = UNREAD) -> Entry | None:
         """Store `accepted`, once for an id. None: the id belongs to another body."""
 
         def change(newest: Entry | None) -> State | None:
@@ -179,7 +180,7 @@ class Router:
                 deadline=submit.deadline,
             )
 
-        entry = await self._log.update(submit.tenant, submit.request, change)
+        entry = await self._log.update(submit.tenant, submit.request, change, known=known)
         assert entry is not None
         same = entry.state.submit_seq == submit.seq or entry.state.digest == submit.digest
         return entry if same else None
@@ -231,7 +232,7 @@ class Router:
 
         # Before `routed`: what is routed has a timer, whatever dies in between.
         await self._timers.set(submit.tenant, submit.request, submit.deadline)
-        entry = await self._log.update(submit.tenant, submit.request, routed)
+        entry = await self._log.update(submit.tenant, submit.request, routed, known=accepted)
         # A second delivery after `routed` publishes the job of the order that stands in the log.
         if entry is not None and entry.state.event == "routed":
             await self._queue(submit, entry.state, _job(submit, prepared, entry.state), span)

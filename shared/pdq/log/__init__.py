@@ -5,7 +5,19 @@ output, published with counted acknowledgements. Readers follow the live copy an
 """
 
 from pdq.log.output import OutputWriter
-from pdq.log.register import Change, Entry, RequestLog, first, follow, to_event
+from pdq.log.register import UNREAD, Change, Entry, Known, RequestLog, first, follow, to_event
 from pdq.log.transcript import Piece, Transcript
 
-__all__ = ["Change", "Entry", "OutputWriter", "Piece", "RequestLog", "Transcript", "first", "follow", "to_event"]
+__all__ = [
+    "UNREAD",
+    "Change",
+    "Entry",
+    "Known",
+    "OutputWriter",
+    "Piece",
+    "RequestLog",
+    "Transcript",
+    "first",
+    "follow",
+    "to_event",
+]

@@ -7,6 +7,8 @@ a writer whose acknowledgement was lost knows its own record.
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import secrets
 import time
 from collections.abc import Callable
@@ -32,6 +34,14 @@ class Entry(NamedTuple):
     state: State
 
 
+class _Unread(enum.Enum):
+    UNREAD = enum.auto()
+
+
+UNREAD = _Unread.UNREAD
+"""Nothing is known of the newest record."""
+Known = Entry | _Unread | None
+
 Change = Callable[[Entry | None], State | None]
 """Given the newest record, the record to append; None: nothing to do."""
 
@@ -50,31 +60,33 @@ class RequestLog:
     async def append(self, tenant: str, request: str, after: Entry | None, state: State) -> Entry:
         """Append one record right after `after` (None: as the first). Raises WrongSequence or Unavailable."""
         try:
-            ack = await self._bus.publish(
-                subjects.state(tenant, request), encode_json(state), expect_last=after.seq if after else 0
-            )
-            return Entry(ack.seq, state)
+            return await self._write(tenant, request, after, state)
         except WrongSequence:
             newest = await self.current(tenant, request)
             if newest is not None and newest.state.nonce == state.nonce:
                 return newest
             raise
 
-    async def update(self, tenant: str, request: str, change: Change) -> Entry | None:
-        """Read, decide and append until it holds; returns the newest record.
+    async def update(self, tenant: str, request: str, change: Change, *, known: Known = UNREAD) -> Entry | None:
+        """Decide and append until it holds; returns the newest record.
 
         `change` sees every record that got in between and may decide otherwise each time.
+        known: what the caller takes for the newest record (None: that there is none). That is tried first, and
+        the log is read only when the broker refuses it, or when `change` writes nothing after it.
         Raises Unavailable when others always win, which many rounds make absurd.
         """
+        read = known is UNREAD
+        newest = await self.current(tenant, request) if known is UNREAD else known
         for _ in range(MAX_TRIES):
-            newest = await self.current(tenant, request)
             state = change(newest)
-            if state is None:
+            if state is not None:
+                with contextlib.suppress(WrongSequence):
+                    return await self._write(tenant, request, newest, state)
+            elif read:
                 return newest
-            try:
-                return await self.append(tenant, request, newest, state)
-            except WrongSequence:
-                continue
+            newest, read = await self.current(tenant, request), True
+            if state is not None and newest is not None and newest.state.nonce == state.nonce:
+                return newest
         raise Unavailable(f"request {request}: its state changed {MAX_TRIES} times while it was being written")
 
     async def end(self, tenant: str, request: str, change: Change) -> tuple[Entry | None, bool]:
@@ -124,6 +136,13 @@ class RequestLog:
                 raise Unavailable(f"request {request}: record {seq} of its log cannot be read yet")
             events.extend(page.events)
         return [event for event in events if event.seq <= seq]
+
+
+    async def _write(self, tenant: str, request: str, after: Entry | None, state: State) -> Entry:
+        """Raises WrongSequence, also when an acknowledgement was lost and the record is there."""
+        subject = subjects.state(tenant, request)
+        ack = await self._bus.publish(subject, encode_json(state), expect_last=after.seq if after else 0)
+        return Entry(ack.seq, state)
 
 
 def first(event: StateEvent, **fields: Any) -> State:

@@ -184,7 +184,7 @@ class Settlement:
                 raise Interrupted("fenced")
             return state
 
-        entry = await self._log.update(work.job.tenant, work.job.request, next_state)
+        entry = await self._log.update(work.job.tenant, work.job.request, next_state, known=work.entry)
         assert entry is not None
         return entry
 
