@@ -65,8 +65,9 @@ class Collector:
             assert came, f"only {len(self.spans)} spans in {self.requests} requests: {[s.name for s in self.spans]}"
             return list(self.spans)
 
-    def of_request(self, request: str, *, ended: str, bound_s: float = 20.0) -> list[Received]:
-        """All spans of the trace of one request, once its span named `ended` has arrived with all above it.
+    def of_request(self, request: str, *, ended: str, outside: str = "", bound_s: float = 20.0) -> list[Received]:
+        """All spans of the trace of one request, once its span named `ended` has arrived with all above it, up to
+        the root (whose parent may be the span id `outside`).
 
         Fails the test when `ended` does not come; spans that miss their parents are left to `assert_no_orphans`.
         """
@@ -76,7 +77,7 @@ class Collector:
                 traces = {s.trace_id for s in self.spans if s.attributes.get("pdq.request.id") == request}
                 found = [s for s in self.spans if s.trace_id in traces]
             came = bool(named(found, ended))
-            if came and len(tops(found)) == 1:
+            if came and [span.parent_id for span in tops(found)] == [outside]:
                 return found
             if time.monotonic() > deadline:
                 assert came, f"no span {ended!r} of request {request} arrived, only {[s.name for s in found]}"

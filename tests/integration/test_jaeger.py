@@ -208,44 +208,51 @@ async def test_a_password_is_never_shown() -> None:
 
 
 class Backend:
-    """Where a stack's spans go. `spans` are those of a trace, once its span `ended` is there with all above it."""
+    """Where a stack's spans go."""
 
-    environment: dict[str, str]
-    file: str = ""
-    """The trace file of the test's own client."""
+    def __init__(self, environment: dict[str, str], file: str = "") -> None:
+        self.environment = environment
+        """What the services need to know."""
+        self.file = file
+        """The trace file of the test's own client."""
+
+    async def now(self, trace_id: str) -> list[otlp.Received]:
+        """What has arrived of a trace."""
+        raise NotImplementedError
 
     async def spans(self, answer: Answer, ended: str) -> list[otlp.Received]:
-        raise NotImplementedError
+        """A trace, once its span `ended` is there and all above it, up to the root."""
+        give_up = time.monotonic() + SPANS_S
+        while True:
+            found = await self.now(answer.state.trace)
+            if otlp.named(found, ended) and [span.parent_id for span in otlp.tops(found)] == [""]:
+                return found
+            assert time.monotonic() < give_up, f"no whole trace, only {[span.name for span in found]}"
+            await asyncio.sleep(0.1)
 
 
 class Receiver(Backend):
     """A real OTLP receiver, in protobuf."""
 
     def __init__(self, collector: otlp.Collector) -> None:
+        super().__init__(exported_to(collector.endpoint))
         self._collector = collector
-        self.environment = exported_to(collector.endpoint)
 
-    async def spans(self, answer: Answer, ended: str) -> list[otlp.Received]:
-        return await asyncio.to_thread(self._collector.of_request, answer.request, ended=ended)
+    async def now(self, trace_id: str) -> list[otlp.Received]:
+        with self._collector.arrived:
+            return [span for span in self._collector.spans if span.trace_id == trace_id]
 
 
 class QueryApi(Backend):
     """A Jaeger's query API, real or not."""
 
     def __init__(self, url: str, environment: dict[str, str], file: str = "") -> None:
-        self.jaeger = Jaeger(url)
-        self.environment = environment
-        self.file = file
+        super().__init__(environment, file)
+        self._jaeger = Jaeger(url)
 
-    async def spans(self, answer: Answer, ended: str) -> list[otlp.Received]:
-        give_up = time.monotonic() + SPANS_S
-        while True:
-            export = await self.jaeger.export(answer.state.trace)
-            found = received(export) if export is not None else []
-            if otlp.named(found, ended) and len(otlp.tops(found)) == 1:
-                return found
-            assert time.monotonic() < give_up, f"no whole trace, only {[span.name for span in found]}"
-            await asyncio.sleep(0.1)
+    async def now(self, trace_id: str) -> list[otlp.Received]:
+        export = await self._jaeger.export(trace_id)
+        return received(export) if export is not None else []
 
 
 def exported_to(endpoint: str) -> dict[str, str]:

@@ -92,7 +92,7 @@ async def test_no_prompt_and_no_answer_in_any_span(client: Client, collector: ot
 async def test_a_callers_context_is_carried_and_a_bad_one_ignored(client: Client, collector: otlp.Collector) -> None:
     known = {"traceparent": "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"}
     answer = await ask(client, completion("y" * 100, max_tokens=2), headers=known)
-    spans = await asyncio.to_thread(collector.of_request, answer.request, ended="process decode")
+    spans = await asyncio.to_thread(collector.of_request, answer.request, ended="process decode", outside="cd" * 8)
     assert otlp.assert_one_trace(spans) == "ab" * 16 == answer.state.trace
     otlp.assert_no_orphans(spans, outside="cd" * 8)
     bad = await ask(client, completion("z" * 100, max_tokens=2), headers={"traceparent": "garbage"})
