@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -41,6 +42,11 @@ class Submitted(NamedTuple):
 def new_request_id() -> str:
     """A name for a request that no other request has."""
     return f"r-{secrets.token_hex(10)}"
+
+
+def idempotent_id(key: str) -> str:
+    """The request id of an idempotency key: the same key is the same request, and runs once."""
+    return f"k-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 class Client:

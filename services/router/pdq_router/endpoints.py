@@ -8,7 +8,7 @@ from functools import partial
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import PdqError
-from pdq.log import Entry, RequestLog, follow
+from pdq.log import Entry, RequestLog, first, follow
 from pdq.messages import CancelReply, ErrorInfo, Event, ReadPage, ReadRequest, State, decode_json, encode_json
 
 from pdq_router.endings import Endings, running
@@ -63,11 +63,23 @@ class Endpoints:
 
         entry = await self._log.update(tenant, request, change)
         if entry is None:
-            return None
+            return await self._tombstone(tenant, request)
         if not entry.state.ended and running(entry.state):
             await self._wait_for_end(tenant, request)
         ended = await self._endings.end(tenant, request, "cancelled", cause="client")
         return ended.state if ended is not None else None
+
+    async def _tombstone(self, tenant: str, request: str) -> State | None:
+        """A request that the log does not know may still wait for a router: then its end is written first."""
+        info = await self._bus.stream_info(subjects.SUBMIT, subjects.submit(tenant, "*"))
+        if info is None or not info["state"].get("subjects"):
+            return None
+
+        def change(newest: Entry | None) -> State | None:
+            return first("cancelled", cause="client") if newest is None else None
+
+        entry = await self._log.update(tenant, request, change)
+        return entry.state if entry is not None else None
 
     async def _wait_for_end(self, tenant: str, request: str) -> None:
         for _ in range(int(GRACE_S / POLL_S)):

@@ -182,7 +182,8 @@ class Router:
 
         entry = await self._log.update(submit.tenant, submit.request, change, known=known)
         assert entry is not None
-        same = entry.state.submit_seq == submit.seq or entry.state.digest == submit.digest
+        # Without a digest it is the end of a request that was cancelled before any router saw it.
+        same = entry.state.submit_seq == submit.seq or entry.state.digest in ("", submit.digest)
         return entry if same else None
 
     async def _duplicate(self, submit: Submit, span: StageSpan) -> None:
