@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,11 @@ from pdq.log import RequestLog
 from pdq.log import first as first_state
 from pdq.log import follow as follow_state
 from pdq.messages import Output, encode_json
-from pdq.settings import LimitSettings
+from pdq.settings import BusSettings, LimitSettings
 
 from tests.ask import Answer
 from tests.broker import Broker
+from tests.chaos.proxy import Proxy
 from tests.stack import MODEL, Stack, completion
 
 SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
@@ -190,3 +191,58 @@ async def test_a_log_that_cannot_be_read_is_not_an_empty_one(stack: Stack) -> No
     with pytest.raises(Unavailable):
         await Client(bus, "t").state("r1")
     await bus.close()
+
+
+@pytest.fixture
+async def cut_off(broker: Broker) -> AsyncIterator[tuple[Bus, Proxy]]:
+    """A connection through a proxy that can be cut."""
+    proxy = Proxy(broker.port)
+    await proxy.start()
+    bus = await Bus.connect(BusSettings(url=proxy.url), "cut off")
+    yield bus, proxy
+    proxy.heal()
+    await bus.close()
+    await proxy.close()
+
+
+async def connected(bus: Bus, wanted: bool) -> None:
+    async with asyncio.timeout(10):
+        while bus.connected != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_who_comes_back_does_not_take_all_that_was_asked_for_meanwhile(
+    bus: Bus, cut_off: tuple[Bus, Proxy]
+) -> None:
+    """Each delivery counts towards the number after which the broker gives a message up."""
+    away, proxy = cut_off
+    pull = Puller(away, subjects.PREFILL, [subjects.consumer(MODEL, "normal")])
+    proxy.cut()
+    await connected(away, False)
+    waiting = asyncio.create_task(pull.get())
+    await asyncio.sleep(6)
+    for number in range(4):
+        await bus.publish(job(f"r{number}"), b"")
+    proxy.heal()
+    deliveries = [await asyncio.wait_for(waiting, 10)]
+    deliveries += [await asyncio.wait_for(pull.get(), 10) for _ in range(3)]
+    assert [delivery.num_delivered for delivery in deliveries] == [1, 1, 1, 1]
+    await pull.close()
+
+
+@pytest.mark.parametrize("limits", [LimitSettings(ack_wait_s=1.0)])
+async def test_who_comes_back_does_not_give_back_what_is_another_s_by_now(bus: Bus, cut_off: tuple[Bus, Proxy]) -> None:
+    away, proxy = cut_off
+    await bus.publish(job("r1"), b"")
+    first = await asyncio.wait_for(puller(away).get(), 5)
+    proxy.cut()
+    await connected(away, False)
+    await first.nak()
+    second = await asyncio.wait_for(puller(bus).get(), 5)
+    proxy.heal()
+    await connected(away, True)
+    await away.flush()
+    await second.in_progress()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(puller(bus).get(), 0.5)
+    await second.ack()

@@ -221,7 +221,11 @@ class Bus:
     async def send(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Publish without an acknowledgement."""
+        """Publish without an acknowledgement. Raises Unavailable when it cannot go out now.
+
+        The client library would keep it for the next connection; by then what it says may not hold any more.
+        """
+        await self.check()
         with broker_errors(f"send to {subject}"):
             await self._nc.publish(subject, data, reply=reply, headers=headers)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
+from pdq.errors import Unavailable
 from pdq.subjects import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -12,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """One delivery of a queued message. Settle it exactly once: `ack`, `nak` or `term`."""
+    """One delivery of a queued message. Settle it exactly once: `ack`, `nak` or `term`.
+
+    A word that cannot go out now is not kept for later, when the message may be another's: it is delivered again
+    when its ack wait is over, and whoever gets it finds what is done.
+    """
 
     def __init__(self, bus: Bus, subject: str, data: bytes, headers: dict[str, str], reply: str) -> None:
         self.subject = subject
@@ -35,7 +41,7 @@ class Delivery:
         return self.stored_ns / NANOSECONDS
 
     async def ack(self) -> None:
-        """Done: the queue forgets the message. A lost ack leads to a redelivery that finds the work done."""
+        """Done: the queue forgets the message."""
         await self._settle(b"+ACK")
 
     async def nak(self, delay_s: float = 0.0) -> None:
@@ -54,4 +60,5 @@ class Delivery:
         await self._settle(b"+WPI")
 
     async def _settle(self, body: bytes) -> None:
-        await self._bus.send(self._reply, body)
+        with contextlib.suppress(Unavailable):
+            await self._bus.send(self._reply, body)

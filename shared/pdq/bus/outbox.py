@@ -59,9 +59,8 @@ class Outbox:
 
     async def transmit(self, subject: str, data: bytes, reply: str) -> None:
         """Publish if connected; otherwise the reconnect will."""
-        if self._bus.connected:
-            with contextlib.suppress(Unavailable):
-                await self._bus.send(subject, data, reply=reply)
+        with contextlib.suppress(Unavailable):
+            await self._bus.send(subject, data, reply=reply)
 
     async def _on_ack(self, message: Msg) -> None:
         _, _, rest = message.subject.partition(self._inbox + ".")

@@ -9,7 +9,6 @@ A broker restart, a deleted consumer or a lost pull ends in a new pull, never in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Coroutine, Sequence
@@ -82,7 +81,7 @@ class Puller:
                 await asyncio.wait({self._polled}, timeout=POLL_TIMEOUT_S)
             except asyncio.CancelledError:
                 if self._polled.done() and (unwanted := self._polled.result()) is not None:
-                    self._later(self._give_back(unwanted))
+                    self._later(unwanted.nak())
                 self._polled.cancel()
                 raise
             if not self._polled.done():
@@ -98,10 +97,6 @@ class Puller:
         if self._polled is not None and not self._polled.done():
             self._polled.set_result(delivery)
         elif delivery is not None:
-            await self._give_back(delivery)
-
-    async def _give_back(self, delivery: Delivery) -> None:
-        with contextlib.suppress(Unavailable):
             await delivery.nak()
 
     async def _wait(self, consumers: Sequence[str]) -> Delivery | None:
@@ -168,7 +163,7 @@ class _First:
         if delivery is None:
             self._on_status(dict(message.headers or {}))
         elif self._future.done():
-            await self._puller._give_back(delivery)
+            await delivery.nak()
         else:
             self._future.set_result(delivery)
 
@@ -192,7 +187,7 @@ class _First:
         self.give_up()
         delivery = self._future.result()
         if delivery is not None:
-            await self._puller._give_back(delivery)
+            await delivery.nak()
 
 
 class _Turns:

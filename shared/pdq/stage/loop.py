@@ -8,14 +8,12 @@ rest (their work gives the messages back), then close the pulls.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from pdq.bus import Delivery, Puller
-from pdq.errors import Unavailable
 from pdq.stage.run import STOP_TIMEOUT_S, Run
 
 log = logging.getLogger("pdq.stage")
@@ -103,8 +101,7 @@ class Loop:
             raise
         except Exception:
             log.exception("unforeseen error", extra={"action": "unforeseen", "stream": delivery.stream})
-            with contextlib.suppress(Unavailable):
-                await delivery.nak(UNFORESEEN_DELAY_S)
+            await delivery.nak(UNFORESEEN_DELAY_S)
         finally:
             beats.cancel()
 
@@ -112,8 +109,7 @@ class Loop:
         """Keep the message from others, but only while the work makes progress."""
         while time.monotonic() - run.progressed < self._stall_s:
             await asyncio.sleep(self._beat_s)
-            with contextlib.suppress(Unavailable):
-                await delivery.in_progress()
+            await delivery.in_progress()
         run.interrupt("stalled")
 
     async def _drain(self) -> None:
