@@ -246,3 +246,29 @@ async def test_who_comes_back_does_not_give_back_what_is_another_s_by_now(bus: B
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(puller(bus).get(), 0.5)
     await second.ack()
+
+
+async def test_a_submit_that_the_broker_gives_up_ends_its_request(tmp_path: Path) -> None:
+    limits = LimitSettings(ack_wait_s=0.5, max_deliver=2)
+    stack = Stack(tmp_path, limits=limits)
+    try:
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "t")
+        await client.submit(completion("k"), model=MODEL, request="mine")
+        nameless = await client.submit(completion("k"), model=MODEL)
+        takes = Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER])
+        for _ in range(4):
+            await asyncio.wait_for(takes.get(), 5)
+        router = stack.add("pdq_router")
+        router.start()
+        for request in ("mine", nameless.request):
+            async with client.follow(request) as follower:
+                events = [event async for event in follower.events(20)]
+            assert [event.state and event.state.event for event in events] == ["failed"]
+            assert events[0].state is not None and events[0].state.error is not None
+            assert events[0].state.error.code == "too_many_deliveries"
+            assert await bus.last(subjects.DEAD, subjects.dead("route", MODEL, "t", request)) is not None
+        await bus.close()
+    finally:
+        stack.stop()

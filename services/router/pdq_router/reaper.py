@@ -11,13 +11,14 @@ import logging
 import time
 
 from pdq import subjects
-from pdq.bus import Bus, Delivery
-from pdq.errors import Retryable
-from pdq.log import RequestLog
+from pdq.bus import Bus, Delivery, Stored
+from pdq.errors import Rejected, Retryable
+from pdq.log import RequestLog, first
 from pdq.messages import ErrorInfo
 from pdq.stage.dead import DeadLetters
 from pdq.stage.run import Run
 
+from pdq_router import prepare
 from pdq_router.endings import Endings, running
 
 log = logging.getLogger("pdq.router")
@@ -68,28 +69,39 @@ class Reaper:
         stream, seq = str(advisory["stream"]), int(advisory["stream_seq"])
         stored = await self._bus.get(stream, seq)
         if stored is not None:
-            deliveries = int(advisory.get("deliveries", 0))
-            await self._bury(stream, stored.subject, stored.data, stored.headers, deliveries)
+            await self._give_up(stream, stored, int(advisory.get("deliveries", 0)))
             await self._bus.delete(stream, seq)
         await delivery.ack()
 
-    async def _bury(self, stream: str, subject: str, data: bytes, headers: dict[str, str], deliveries: int) -> None:
-        if stream == subjects.SUBMIT:
-            # A submit has no request of its own before it is accepted; the router naks only when the broker fails it.
-            log.error("a submit was delivered %d times and given up", deliveries)
-            return
-        where = subjects.parse_job(subject)
-        message = f"the {where.stage} job was delivered {deliveries} times and never settled"
+    async def _give_up(self, stream: str, stored: Stored, deliveries: int) -> None:
+        where = _job_of(stream, stored)
+        message = f"the {where.stage} message was delivered {deliveries} times and never settled"
         error = ErrorInfo(code="too_many_deliveries", message=message)
-        await self._endings.end(where.tenant, where.request, "failed", error=error)
         await self._dead.bury(
             where.stage,
             where.tenant,
             where.model,
             where.request,
             error,
-            subject=subject,
-            body=data,
-            headers=headers,
+            subject=stored.subject,
+            body=stored.data,
+            headers=stored.headers,
             attempts=deliveries,
         )
+        if stream == subjects.SUBMIT:
+            begin = first("failed", model=where.model, submit_seq=stored.seq, submitted=stored.time_s, error=error)
+            await self._endings.fail_submit(where.tenant, where.request, begin)
+        else:
+            await self._endings.end(where.tenant, where.request, "failed", error=error)
+
+
+def _job_of(stream: str, stored: Stored) -> subjects.JobSubject:
+    """What a queued message is about; of a submit, too."""
+    if stream != subjects.SUBMIT:
+        return subjects.parse_job(stored.subject)
+    where = subjects.parse_submit(stored.subject)
+    try:
+        request = prepare.request_id(stored.headers, stored.seq)
+    except Rejected:
+        request = prepare.sequence_id(stored.seq)
+    return subjects.JobSubject("route", where.model, "", where.tenant, request)
