@@ -39,6 +39,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"interrupted; logs are in {directory}", file=sys.stderr)
         return INTERRUPTED
+    (directory / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
     _show(report, options.json)
     if report.ok and not options.keep:
         shutil.rmtree(directory)
@@ -51,7 +52,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("-n", "--requests", type=int, default=1_000, help="how many requests (default: %(default)s)")
     parser.add_argument("-s", "--seed", type=int, help="repeats a run's requests and faults (default: a new one)")
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=5.0, help="requests a second (default: %(default)s)")
     parser.add_argument("--dir", type=Path, help="where to make the run's directory (default: the temporary one)")
     parser.add_argument("--keep", action="store_true", help="keep that directory when all is well, too")
     parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")

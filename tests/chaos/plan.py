@@ -22,10 +22,10 @@ ONE_IN: dict[FaultKind, int] = {
     "kill": 6,
     "pause": 25,
     "drain": 25,
-    "cut": 30,
-    "silent": 60,
-    "delay": 30,
-    "broker": 120,
+    "cut": 15,
+    "silent": 40,
+    "delay": 15,
+    "broker": 100,
 }
 """Requests for each fault of a kind."""
 LASTS_S: dict[FaultKind, tuple[float, float]] = {
