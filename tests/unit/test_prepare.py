@@ -83,6 +83,7 @@ def test_a_body_becomes_ids_and_sampling() -> None:
         presence_penalty=1.0,
         frequency_penalty=-1.0,
         seed=3,
+        seeded=True,
         stop=("x",),
         stop_token_ids=(511,),
         ignore_eos=True,
