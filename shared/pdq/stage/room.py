@@ -8,6 +8,7 @@ more than `room_bytes`.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from pdq import subjects
 from pdq.bus import Bus
@@ -25,10 +26,14 @@ class Room:
         self._consumers = [subjects.consumer(model, priority) for priority in PRIORITIES]
         self._room_bytes = room_bytes
         self._mean_bytes = 0.0
+        self._asked_at = -FRESH_S
+        self._waiting = 0
+        """Handoffs that wait, as the broker said last; and all that were made here since."""
 
     def stored(self, num_bytes: int) -> None:
-        """Take the size of a handoff's KV into the mean."""
+        """Take a handoff and the size of its KV into account."""
         self._mean_bytes += (num_bytes - self._mean_bytes) * (WEIGHT if self._mean_bytes else 1.0)
+        self._waiting += 1
 
     async def wait(self) -> None:
         """Return once the waiting handoffs leave room. A broker that does not answer holds up nobody here:
@@ -41,12 +46,16 @@ class Room:
             pause = min(1.0, pause * 1.2)
 
     async def _fits(self) -> bool:
-        if not self._mean_bytes:
+        if not self._mean_bytes or (time.monotonic() - self._asked_at < FRESH_S and self._room_for(self._waiting)):
             return True
         try:
-            infos = [await self._bus.consumer_info(subjects.DECODE, name) for name in self._consumers]
+            infos = await asyncio.gather(*(self._bus.consumer_info(subjects.DECODE, name) for name in self._consumers))
         except Unavailable:
             return True
-        waiting = sum(int(info["num_pending"]) for info in infos if info is not None)
+        self._asked_at = time.monotonic()
+        self._waiting = sum(int(info["num_pending"]) for info in infos if info is not None)
+        return self._room_for(self._waiting)
+
+    def _room_for(self, waiting: int) -> bool:
         # One handoff may always wait, or a prompt larger than the room would never be prefilled.
         return waiting < 1 or waiting * self._mean_bytes < self._room_bytes
