@@ -125,7 +125,8 @@ class StageWorker:
             verdict = claims.judge(newest, self.stage, self._worker, time.time(), self._max_attempts)
             return verdict.state if isinstance(verdict, claims.Claim) else None
 
-        entry = await self._log.update(job.tenant, job.request, change)
+        known = self._watch.heard(job.tenant, job.request)
+        entry = await self._log.update(job.tenant, job.request, change, known=known)
         return verdict, entry
 
     async def _work(self, work: ClaimedJob, run: Run) -> None:
