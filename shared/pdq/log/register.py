@@ -137,7 +137,6 @@ class RequestLog:
             events.extend(page.events)
         return [event for event in events if event.seq <= seq]
 
-
     async def _write(self, tenant: str, request: str, after: Entry | None, state: State) -> Entry:
         """Raises WrongSequence, also when an acknowledgement was lost and the record is there."""
         subject = subjects.state(tenant, request)
