@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from pdq.engines.base import Work
+from pdq.engines.base import Tokens, Work
 from pdq.errors import Rejected, Unavailable
 from pdq.messages import Sampling
 from pdq.settings import ModelSpec
@@ -218,6 +220,16 @@ async def test_the_engine_says_what_it_is(pair: Pair) -> None:
     assert info.contract == pair.prefill.info.contract
     assert (info.block_tokens, info.chunk_tokens, info.max_model_len, info.vocab_size) == (32, 32, 2048, 49_152)
     assert info.kv_bytes_per_token == 2 * 30 * 3 * 64 * 4
+
+
+async def test_ctrl_c_is_for_the_front_alone(pair: Pair, tokenizer: Tokenizer, salt: str) -> None:
+    (core,) = pair.decode._llm.engine_core.resources.engine_manager.processes
+    items = pair.decode.decode(work(chat(tokenizer, STORY), salt, greedy(20, ignore_eos=True)))
+    ids = list((await anext(items)).ids)
+    os.kill(core.pid, signal.SIGINT)
+    async for item in items:
+        ids += item.ids if isinstance(item, Tokens) else ()
+    assert len(ids) == 20
 
 
 async def test_a_core_ends_with_its_front_and_a_dead_core_is_unavailable(

@@ -17,7 +17,12 @@ ORDERLY_S = 10.0
 
 
 def follow(path: str) -> None:
-    """End this process once the one that listens on the Unix socket at `path` is gone, or has closed it."""
+    """End this process once the one that listens on the Unix socket at `path` is gone, or has closed it.
+
+    And only then: Ctrl-C reaches every process of a terminal, and is meant for the front, which drains first.
+    Called in the main thread.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(path,), name="pdq-lifeline", daemon=True).start()
 
 
