@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pdq import subjects
@@ -16,6 +17,9 @@ from pdq.log import first as first_state
 from pdq.log import follow as follow_state
 from pdq.messages import Output, encode_json
 from pdq.settings import BusSettings, LimitSettings
+from pdq.telemetry import Metrics
+from pdq_router.endings import Endings
+from pdq_router.endpoints import Endpoints
 
 from tests.ask import Answer
 from tests.broker import Broker
@@ -272,3 +276,20 @@ async def test_a_submit_that_the_broker_gives_up_ends_its_request(tmp_path: Path
         await bus.close()
     finally:
         stack.stop()
+
+
+async def test_a_cancel_that_meets_the_router_half_way_cancels(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is accepted after the cancel has found no log of it."""
+    await Client(bus, "t").submit(completion("k"), model=MODEL, request="r1")
+    log, info = RequestLog(bus), bus.stream_info
+
+    async def meanwhile_accepted(stream: str, subject: str = "") -> dict[str, Any] | None:
+        found = await info(stream, subject)
+        await log.append("t", "r1", None, first_state("accepted"))
+        return found
+
+    monkeypatch.setattr(bus, "stream_info", meanwhile_accepted)
+    state = await Endpoints(bus, Endings(bus, Metrics([MODEL]))).cancel("t", "r1")
+    assert state is not None and state.event == "cancelled"
+    newest = await log.current("t", "r1")
+    assert newest is not None and newest.state.event == "cancelled"

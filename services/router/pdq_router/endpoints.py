@@ -56,30 +56,20 @@ class Endpoints:
         A running worker is told, and given `GRACE_S` to store its tokens and write the end.
         """
 
-        def change(newest: Entry | None) -> State | None:
-            if newest is None or newest.state.ended or not running(newest.state):
-                return None
-            return None if newest.state.event == "cancelling" else follow(newest.state, "cancelling", cause="client")
-
-        entry = await self._log.update(tenant, request, change)
+        entry = await self._log.update(tenant, request, _cancelling)
+        if entry is None and await self._some_submit_waits(tenant):
+            # It may be the one: its end is written before a router has seen it.
+            entry = await self._log.update(tenant, request, _cancelled_unseen)
         if entry is None:
-            return await self._tombstone(tenant, request)
+            return None
         if not entry.state.ended and running(entry.state):
             await self._wait_for_end(tenant, request)
         ended = await self._endings.end(tenant, request, "cancelled", cause="client")
         return ended.state if ended is not None else None
 
-    async def _tombstone(self, tenant: str, request: str) -> State | None:
-        """A request that the log does not know may still wait for a router: then its end is written first."""
+    async def _some_submit_waits(self, tenant: str) -> bool:
         info = await self._bus.stream_info(subjects.SUBMIT, subjects.submit(tenant, "*"))
-        if info is None or not info["state"].get("subjects"):
-            return None
-
-        def change(newest: Entry | None) -> State | None:
-            return first("cancelled", cause="client") if newest is None else None
-
-        entry = await self._log.update(tenant, request, change)
-        return entry.state if entry is not None else None
+        return info is not None and bool(info["state"].get("subjects"))
 
     async def _wait_for_end(self, tenant: str, request: str) -> None:
         for _ in range(int(GRACE_S / POLL_S)):
@@ -87,6 +77,16 @@ class Endpoints:
             entry = await self._log.current(tenant, request)
             if entry is None or entry.state.ended:
                 return
+
+
+def _cancelling(newest: Entry | None) -> State | None:
+    if newest is None or newest.state.ended or not running(newest.state) or newest.state.event == "cancelling":
+        return None
+    return follow(newest.state, "cancelling", cause="client")
+
+
+def _cancelled_unseen(newest: Entry | None) -> State | None:
+    return first("cancelled", cause="client") if newest is None else _cancelling(newest)
 
 
 def _bounded(page: ReadPage) -> ReadPage:
