@@ -167,6 +167,40 @@ async def test_characters_over_token_borders_come_out_whole(
     assert not any(CUT in delta.text for delta in answered.deltas[:-1])
 
 
+async def test_an_answer_goes_on_after_what_was_shown(
+    pair: Pair, prompts: list[tuple[int, ...]], tokenizer: Tokenizer, salt: str
+) -> None:
+    """As after a crash: from any place where its text is whole, with characters over token borders among them."""
+    emoji = ids_of(tokenizer, "Repeat exactly: 🎉🚀🎉🚀🎉🚀 你好世界 🎉🚀🎉🚀🎉🚀 你好世界 🎉🚀🎉🚀")
+    for number, prompt in enumerate([*prompts[:4], emoji]):
+        sampling = greedy(20, ignore_eos=True)
+        whole = await answer(pair.decode, work(prompt, salt, sampling, f"whole-{number}"))
+        clean = [place for place, delta in enumerate(whole.deltas, 1) if not delta.held and place < len(whole.deltas)]
+        for place in (clean[0], clean[len(clean) // 2]):
+            shown = tuple(id for delta in whole.deltas[:place] for id in delta.ids)
+            text = "".join(delta.text for delta in whole.deltas[:place])
+            again = work(prompt, salt, sampling, f"again-{number}")
+            rest = await answer(pair.decode, msgspec.structs.replace(again, shown=shown))
+            assert [*shown, *rest.ids] == whole.ids
+            assert text + rest.text == whole.text
+            assert rest.done.finish_reason == whole.done.finish_reason
+
+
+async def test_text_that_is_held_back_is_marked(pair: Pair, tokenizer: Tokenizer, salt: str) -> None:
+    """Wherever a record says that its text is whole, it is."""
+    prompt = ids_of(tokenizer, "Repeat exactly: 🎉🚀🎉🚀🎉🚀 你好世界 🎉🚀🎉🚀🎉🚀 你好世界 🎉🚀🎉🚀")
+    whole = await answer(pair.decode, work(prompt, salt, greedy(40, ignore_eos=True)))
+    ids: list[int] = []
+    text, num_held = "", 0
+    for delta in whole.deltas:
+        ids += delta.ids
+        text += delta.text
+        num_held += delta.held
+        if not delta.held:
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert num_held, "no character of this answer lies over a token border"
+
+
 async def test_a_prompt_of_whole_chunks_sent_again_and_again(
     pair: Pair, prompts: list[tuple[int, ...]], plain: list[Plain], salt: str
 ) -> None:
