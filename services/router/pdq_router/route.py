@@ -231,9 +231,11 @@ class Router:
                 timings_ms=timings,
             )
 
-        # Before `routed`: what is routed has a timer, whatever dies in between.
-        await self._timers.set(submit.tenant, submit.request, submit.deadline)
-        entry = await self._log.update(submit.tenant, submit.request, routed, known=accepted)
+        # Both before the job: what is queued has a timer, whatever dies in between.
+        entry, _ = await asyncio.gather(
+            self._log.update(submit.tenant, submit.request, routed, known=accepted),
+            self._timers.set(submit.tenant, submit.request, submit.deadline),
+        )
         # A second delivery after `routed` publishes the job of the order that stands in the log.
         if entry is not None and entry.state.event == "routed":
             await self._queue(submit, entry.state, _job(submit, prepared, entry.state), span)
