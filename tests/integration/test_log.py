@@ -123,8 +123,11 @@ async def test_a_second_attempt_compares_before_it_goes_on(bus: Bus) -> None:
     )
     other = OutputWriter(outbox, "t", "other", 2, shown)
     with pytest.raises(Rejected, match="token 2") as caught:
-        await other.write([1, 2, 9], "abx", None)
+        await other.write([1, 2, 9, 10], "abxy", None)
     assert caught.value.code == "diverged"
+    await other.flush()
+    assert await bus.read(subjects.LOG, subjects.out("t", "other")) == []
+    assert (other.num_tokens, other.digest()) == (3, shown.digest())
     short = OutputWriter(outbox, "t", "short", 2, shown)
     await short.write([1, 2], "ab", None)
     with pytest.raises(Rejected):

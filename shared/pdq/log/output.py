@@ -43,6 +43,7 @@ class OutputWriter:
         """All ids of the answer: those gone on from, and those computed (again) by this attempt."""
         self._text = shown.text[: begin[1]]
         self._logprobs: list[TokenLogprob] = shown.logprobs[: begin[0]]
+        self._compared = len(self.ids)
         self._held = False
         self._published_ids = len(shown.ids)
         self._published_text = len(shown.text)
@@ -95,10 +96,12 @@ class OutputWriter:
         return hashlib.sha256(pack_ids(ids)).hexdigest()
 
     def _compare(self) -> None:
-        known = min(len(self.ids), len(self._shown.ids))
-        if self.ids[:known] != self._shown.ids[:known]:
-            place = next(i for i in range(known) if self.ids[i] != self._shown.ids[i])
-            raise self._diverged(place)
+        """Compare what is new with what was shown there; where they differ, nothing from there on is kept."""
+        for place in range(self._compared, min(len(self.ids), len(self._shown.ids))):
+            if self.ids[place] != self._shown.ids[place]:
+                del self.ids[place:]
+                raise self._diverged(place)
+            self._compared = place + 1
 
     def _diverged(self, place: int) -> Rejected:
         return Rejected(
