@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -18,6 +17,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import nats
 import nats.errors
 from nats.aio.client import Client as NatsClient
@@ -412,7 +412,7 @@ class Bus:
         subscription = await self.subscribe(inbox, collect)
         try:
             query = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
-            await self.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(query).encode(), reply=inbox)
+            await self.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), reply=inbox)
             with broker_errors(f"read of {stream}"):
                 status = await asyncio.wait_for(done, API_TIMEOUT_S)
         finally:
@@ -425,7 +425,7 @@ class Bus:
 
     async def api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request to JetStream's API. Raises ApiError or Unavailable."""
-        payload = json.dumps(body).encode() if body is not None else b""
+        payload = msgspec.json.encode(body) if body is not None else b""
         with broker_errors(f"JetStream {verb}"):
             message = await self._nc.request(f"$JS.API.{verb}", payload, timeout=API_TIMEOUT_S)
         try:
@@ -524,7 +524,7 @@ async def connected(settings: BusSettings, name: str, stop: asyncio.Event) -> As
 
 
 def _answer(data: bytes) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(data)
+    answer: dict[str, Any] = msgspec.json.decode(data)
     error = answer.get("error")
     if error:
         raise ApiError(int(error.get("err_code", 0)), str(error.get("description", "")))

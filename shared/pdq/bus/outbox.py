@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 
+import msgspec
 from nats.aio.msg import Msg
 
 from pdq.bus.core import STORE_FULL, Bus
@@ -121,13 +121,14 @@ class Channel:
         """Take the stream's answer to one message. Anything but a yes or a definite no is tried again."""
         if headers.get("Status") == "503":
             return
-        error = json.loads(data).get("error")
+        error = msgspec.json.decode(data).get("error")
         if error is not None and error.get("err_code") != STORE_FULL:
             return
         if error is not None:
             self._error = QueueFull(f"{self._subject}: {error.get('description')}")
         self._pending.pop(number, None)
-        self._changed.set()
+        if self._error is not None or not self._pending:
+            self._changed.set()
 
     async def resend(self, sent_before: float) -> None:
         """Publish again all that is pending, if the oldest was sent before a time."""
