@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,8 +63,10 @@ def main() -> None:
                 compose("build", bound_s=BUILD_S)
             print(sizes())
             use()
-        except BaseException:
-            print(compose("logs", "--no-color", "--tail", "60"), file=sys.stderr)
+        except BaseException as exc:
+            print(exc, file=sys.stderr)
+            with suppress(SystemExit):
+                print(compose("logs", "--no-color", "--tail", "60"), file=sys.stderr)
             raise
         finally:
             with step("down"):
