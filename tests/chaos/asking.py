@@ -31,6 +31,11 @@ class Asked:
         """Why its client gave up, if it did."""
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens seen, repeated ones included."""
+        return sum(len(event.out.token_ids()) for event in self.seen if event.out is not None)
+
+    @property
     def ended(self) -> bool:
         return bool(self.seen and self.seen[-1].state is not None and self.seen[-1].state.ended)
 
@@ -42,10 +47,9 @@ class Asker:
         self._client = client
         self._bound_s = bound_s
 
-    async def run(self, ask: Ask, started: float) -> Asked:
+    async def run(self, asked: Asked, started: float) -> None:
         """Ask at the request's time; never raises, but notes what went wrong. `started`: monotonic."""
-        asked = Asked(ask)
-        await asyncio.sleep(max(0.0, started + ask.at_s - time.monotonic()))
+        await asyncio.sleep(max(0.0, started + asked.ask.at_s - time.monotonic()))
         try:
             async with asyncio.timeout(self._bound_s):
                 await self._all(asked)
@@ -53,7 +57,6 @@ class Asker:
             asked.error = f"not done within {self._bound_s:g} s"
         except ExceptionGroup as group:
             asked.error = "; ".join(f"{type(one).__name__}: {one}" for one in group.exceptions)
-        return asked
 
     async def _all(self, asked: Asked) -> None:
         ask = asked.ask

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pdq import subjects
@@ -111,7 +111,15 @@ class Node:
 class Cluster:
     """All processes, their proxies, and proxies for the clients. `start`, then `stop` in any case."""
 
-    def __init__(self, directory: Path, names: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        names: Iterable[str] | None = None,
+        mutations: Mapping[str, str] | None = None,
+        profiles: Mapping[str, str] | None = None,
+    ) -> None:
+        """names: the nodes, by default those of a plan. By name: what is taken out of a node (`mutant`), and the
+        engine profile it has instead of its role's."""
         self.directory = directory
         self.broker = Broker(directory)
         self.nodes: dict[str, Node] = {}
@@ -119,12 +127,14 @@ class Cluster:
         self.troubles: list[str] = []
         """What no process may do: end by itself, or not end when told to."""
         self._names = list(plan.nodes() if names is None else names)
+        self._mutations = mutations or {}
+        self._profiles = PROFILES | dict(profiles or {})
         self._supervisor: asyncio.Task[None] | None = None
         (directory / "models.toml").write_text(MODELS)
         (directory / "kv").mkdir()
 
-    async def start(self) -> None:
-        """Everything up, streams made, workers known. Raises what keeps it from that."""
+    async def start(self, *, later: Iterable[str] = ()) -> None:
+        """Everything up but the nodes named `later`, streams made, workers known. Raises what keeps it from that."""
         await asyncio.to_thread(self.broker.start)
         for name in (*self._names, *plan.clients()):
             self.proxies[name] = Proxy(self.broker.port)
@@ -132,28 +142,30 @@ class Cluster:
         bus = await self.connect()
         try:
             await init(bus, LIMITS, [MODEL])
-            for name in self._names:
-                self.nodes.setdefault(name, self.node(name)).start()
+            self.nodes = {name: self._node(name) for name in self._names}
+            now = [node for node in self.nodes.values() if node.name not in later]
+            for node in now:
+                node.start()
             self._supervisor = asyncio.create_task(self._supervise())
-            await self._wait_for_workers(bus)
+            await self._wait_for_workers(bus, sum(node.role != "router" for node in now))
         finally:
             await bus.close()
 
-    def node(self, name: str, command: list[str] | None = None, **settings: str) -> Node:
-        """A node of this cluster, not started; `settings` are variables of its environment."""
+    def _node(self, name: str) -> Node:
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "PYTHONDONTWRITEBYTECODE") if key in os.environ}
         role = name.partition("-")[0]
         environment = {
             **kept,
             **SETTINGS,
-            "PDQ_ENGINE_SIM_PROFILE": PROFILES.get(role, "instant"),
+            "PDQ_ENGINE_SIM_PROFILE": self._profiles.get(name) or self._profiles.get(role, "instant"),
             "PDQ_NATS_URL": self.proxies[name].url,
             "PDQ_MODELS": str(self.directory / "models.toml"),
             "PDQ_ENGINE_SIM_KV_DIR": str(self.directory / "kv"),
             "PDQ_WORKER_ID": name,
-            **settings,
         }
-        return Node(name, command or ["-m", f"pdq_{role}"], environment, self.directory)
+        mutation = self._mutations.get(name)
+        program = ["tests.chaos.mutant", mutation, f"pdq_{role}"] if mutation else [f"pdq_{role}"]
+        return Node(name, ["-m", *program], environment, self.directory)
 
     async def connect(self, url: str = "", name: str = "chaos") -> Bus:
         return await Bus.connect(BusSettings(url=url or self.broker.url), name)
@@ -197,8 +209,7 @@ class Cluster:
                     node.start()
             await asyncio.sleep(0.2)
 
-    async def _wait_for_workers(self, bus: Bus) -> None:
-        wanted = sum(not name.startswith("router") for name in self._names)
+    async def _wait_for_workers(self, bus: Bus, wanted: int) -> None:
         give_up = time.monotonic() + START_S
         while True:
             info = await bus.stream_info(subjects.WORKERS, "$KV.PDQ_WORKERS.>")

@@ -58,10 +58,11 @@ async def carry_out(plan: Plan, cluster: Cluster, faults: Faults, progress: Prog
     try:
         askers = {tenant: Asker(Client(bus, tenant), BOUND_S) for tenant, bus in buses.items()}
         breaking = asyncio.create_task(faults.run(plan.faults, started))
-        asking = [asyncio.create_task(askers[ask.tenant].run(ask, started)) for ask in plan.asks]
+        asked = [Asked(ask) for ask in plan.asks]
+        asking = [asyncio.create_task(askers[one.ask.tenant].run(one, started)) for one in asked]
         watching = asyncio.create_task(_watch(asking, faults, progress))
         try:
-            asked = await asyncio.gather(*asking)
+            await asyncio.gather(*asking)
             await breaking
         finally:
             for task in (watching, breaking, *asking):
@@ -73,7 +74,7 @@ async def carry_out(plan: Plan, cluster: Cluster, faults: Faults, progress: Prog
             await bus.close()
 
 
-async def _watch(asking: Sequence[asyncio.Task[Asked]], faults: Faults, progress: Progress) -> None:
+async def _watch(asking: Sequence[asyncio.Task[None]], faults: Faults, progress: Progress) -> None:
     while True:
         progress(sum(task.done() for task in asking), faults)
         await asyncio.sleep(0.25)
