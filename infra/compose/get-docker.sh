@@ -15,6 +15,7 @@ APT_TIMEOUT_S=600
 
 [ "$(id -u)" = 0 ] || { echo "get-docker.sh: must be run as root" >&2; exit 1; }
 [ -f "$SOURCES" ] || { echo "get-docker.sh: no $SOURCES: install Docker Engine 25 or later by your system's way" >&2; exit 1; }
+# shellcheck source=/dev/null
 . /etc/os-release
 
 mkdir -p "$STATE/lists/partial" "$STATE/cache/archives/partial"
