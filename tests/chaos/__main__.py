@@ -26,7 +26,7 @@ INTERRUPTED = 130
 def main() -> int:
     options = _options()
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
-    planned = plan.make(seed, options.requests, options.rate)
+    planned = plan.make(seed, options.requests, options.rate, options.trouble)
     if options.plan:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(planned)) + b"\n")
         return 0
@@ -53,13 +53,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-n", "--requests", type=int, default=1_000, help="how many requests (default: %(default)s)")
     parser.add_argument("-s", "--seed", type=int, help="repeats a run's requests and faults (default: a new one)")
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second (default: %(default)s)")
+    parser.add_argument("--trouble", type=float, default=1.0, help="so many times the usual faults (default: 1)")
     parser.add_argument("--dir", type=Path, help="where to make the run's directory (default: the temporary one)")
     parser.add_argument("--keep", action="store_true", help="keep that directory when all is well, too")
     parser.add_argument("--json", action="store_true", help="the summary as JSON on stdout")
     parser.add_argument("--plan", action="store_true", help="print the plan as JSON, and do nothing")
     options = parser.parse_args()
-    if options.requests < 1 or options.rate <= 0:
-        parser.error("--requests and --rate must be above 0")
+    if options.requests < 1 or options.rate <= 0 or options.trouble <= 0:
+        parser.error("--requests, --rate and --trouble must be above 0")
     return options
 
 

@@ -79,8 +79,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...]
 
 
-def make(seed: int, requests: int, rate: float) -> Plan:
-    """A plan of `requests` requests, `rate` a second."""
+def make(seed: int, requests: int, rate: float, trouble: float = 1.0) -> Plan:
+    """A plan of `requests` requests, `rate` a second; `trouble`: how many times the usual number of faults."""
     span_s = requests / rate
     # Apart, so that a change to one of them leaves the other as it is.
     asking, breaking = random.Random(f"{seed} asks"), random.Random(f"{seed} faults")
@@ -88,7 +88,7 @@ def make(seed: int, requests: int, rate: float) -> Plan:
     faults = [
         _fault(breaking, kind, span_s)
         for kind, one_in in ONE_IN.items()
-        for _ in range(max(1, round(requests / one_in)))
+        for _ in range(max(1, round(requests * trouble / one_in)))
     ]
     faults.sort(key=lambda fault: fault.at_s)
     return Plan(seed=seed, span_s=span_s, asks=tuple(asks), faults=tuple(faults))
