@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from nats.aio.msg import Msg
 from pdq import subjects
 from pdq.bus import Bus, Outbox, Puller
 from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
@@ -105,6 +106,60 @@ async def test_waiting_pull_gets_a_later_message_and_no_more_than_one(bus: Bus) 
     assert {subjects.parse_job(d.subject).request for d in (first, second)} == {"r1", "r2"}
     await first.ack()
     await second.ack()
+    await pull.close()
+
+
+async def test_who_waits_asks_once_for_each_message(bus: Bus) -> None:
+    pull, asked = puller(bus), []
+
+    async def count(message: Msg) -> None:
+        asked.append(message.subject)
+
+    await bus.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.PREFILL}.*", count)
+    waiting = asyncio.create_task(pull.get())
+    await asyncio.sleep(0.3)
+    asked.clear()
+    for number in range(10):
+        await bus.publish(job(f"r{number}"), b"")
+        delivery = await asyncio.wait_for(waiting, 5)
+        waiting = asyncio.create_task(pull.get())
+        await delivery.ack()
+        assert (subjects.parse_job(delivery.subject).request, delivery.num_delivered) == (f"r{number}", 1)
+    await bus.flush()
+    # A process that stands still for a moment asks anew, with six pulls: not each time.
+    assert 10 <= len(asked) < 30
+    waiting.cancel()
+    await pull.close()
+
+
+async def test_who_asks_no_more_leaves_messages_to_others(bus: Bus) -> None:
+    busy = puller(bus)
+    waiting = asyncio.create_task(busy.get())
+    await asyncio.sleep(0.2)
+    await bus.publish(job("r1", "normal"), b"")
+    await (await asyncio.wait_for(waiting, 5)).ack()
+    busy.rest()
+    await bus.flush()
+    for priority in ("high", "normal", "low"):
+        await bus.publish(job(f"r-{priority}", priority), b"")
+    other = puller(bus)
+    for _ in range(3):
+        delivery = await asyncio.wait_for(other.get(), 5)
+        assert delivery.num_delivered == 1
+        await delivery.ack()
+    await other.close()
+    await busy.close()
+
+
+async def test_messages_that_come_together_are_all_handed_out(bus: Bus) -> None:
+    pull = puller(bus)
+    waiting = asyncio.create_task(pull.get())
+    await asyncio.sleep(0.2)
+    for priority in ("low", "normal", "high"):
+        await bus.send(job(f"r-{priority}", priority), b"")
+    deliveries = [await asyncio.wait_for(waiting, 5)]
+    deliveries += [await asyncio.wait_for(pull.get(), 5) for _ in range(2)]
+    assert {subjects.parse_job(delivery.subject).priority for delivery in deliveries} == {"high", "normal", "low"}
     await pull.close()
 
 

@@ -35,6 +35,8 @@ class Delivery:
         self.seq = int(fields[offset + 3])
         self.stored_ns = int(fields[offset + 5])
         """Broker's time at which the message was stored, Unix nanoseconds."""
+        self.num_pending = int(fields[offset + 6])
+        """Messages that were waiting behind it, in the same consumer."""
 
     @property
     def stored_s(self) -> float:

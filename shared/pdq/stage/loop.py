@@ -87,6 +87,8 @@ class Loop:
         self._runs[task] = run
         self._on_change(self.busy)
         task.add_done_callback(self._end)
+        if self._free.locked():
+            self._puller.rest()
 
     def _end(self, task: asyncio.Task[None]) -> None:
         del self._runs[task]
