@@ -255,10 +255,13 @@ class Router:
 
     async def _queue(self, submit: Submit, state: State, job: Job, span: StageSpan) -> None:
         span.set(order=state.order, reason=state.reason, prompt_tokens=state.prompt_tokens)
+        published_s = time.time()
         try:
             await publish_job(self._bus, job, span.headers())
         except QueueFull as exc:
             raise Overloaded(f"the queue is full: {exc}", code="queue_full", retry_after_s=exc.retry_after_s) from exc
+        # As of the publish: what follows runs while the next stage does.
+        span.end(at_s=published_s)
         self._metrics.routed(state.order, state.reason)
         self._metrics.queue_wait("route", span.queue_wait_s)
         self._metrics.stage("route", state.timings_ms.get("route", 0.0) / 1e3)

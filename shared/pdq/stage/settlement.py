@@ -21,6 +21,7 @@ is done and does the rest.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -109,7 +110,10 @@ class Settlement:
         if entry.state.ended:
             await self._ended(work, entry)
             return
+        published_s = time.time()
         await self.publish_handoff(work.job, outcome.promise, work.span.headers())
+        # As of the publish: what follows runs while the next stage does.
+        work.span.end(at_s=published_s)
         self._metrics.handoff(outcome.promise.cause)
         self._note(work, "prefilled", promised_tokens=outcome.promise.tokens)
         await work.delivery.ack()
