@@ -18,7 +18,9 @@ from pdq.errors import Misconfigured
 
 _PLAIN = re.compile(r"[\w.,:/@+*#()-]+\Z", re.ASCII)
 _CREDENTIALS = re.compile(r"(://[^:/@\s]*):[^@/\s]*@")
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
+# vLLM puts a name of its own on every record of its process.
+_FOREIGN = frozenset({"message", "asctime", "color_message", "vllm_process_name"})
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | _FOREIGN
 
 
 def scrub(text: str) -> str:
