@@ -301,6 +301,8 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
 
 def _reaper(config: dict[str, Any]) -> dict[str, Any]:
     del config["filter_subject"]
+    # What it may not lose: a deadline that comes while the log cannot be written would never end its request.
+    config["max_deliver"] = -1
     config["filter_subjects"] = ["pdq.reap.due.*.*", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"]
     return config
 

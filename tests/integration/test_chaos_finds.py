@@ -92,7 +92,7 @@ async def test_a_service_that_waits_for_the_broker_stops_when_told_to(stack: Sta
         assert await asyncio.to_thread(service.stop, 8) == 0
 
 
-async def follow(client: Client, body: bytes, happen: Callable[[Answer], Awaitable[None]], **options: str) -> Answer:
+async def follow(client: Client, body: bytes, happen: Callable[[Answer], Awaitable[None]], **options: Any) -> Answer:
     """Ask, and let something happen meanwhile; `happen` gets the answer as it grows."""
     answer = Answer(new_request_id())
     async with client.follow(answer.request, catch_up=False) as follower:
@@ -293,3 +293,65 @@ async def test_a_cancel_that_meets_the_router_half_way_cancels(bus: Bus, monkeyp
     assert state is not None and state.event == "cancelled"
     newest = await log.current("t", "r1")
     assert newest is not None and newest.state.event == "cancelled"
+
+
+async def limit_log(bus: Bus, max_bytes: int) -> None:
+    """A log that refuses every write, as on a full disk; or one that takes them again."""
+    info = await bus.stream_info(subjects.LOG)
+    assert info is not None
+    await bus.api(f"STREAM.UPDATE.{subjects.LOG}", info["config"] | {"max_bytes": max_bytes})
+
+
+async def test_a_log_that_cannot_be_written_for_a_while_costs_no_request(tmp_path: Path) -> None:
+    """Each try counts towards the deliveries after which the broker gives up: they must not be used up in seconds."""
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=2.0, max_deliver=4))
+    try:
+        router = stack.add("pdq_router")
+        await stack.start()
+        bus = await stack.connect()
+        worker = stack.add("pdq_worker")
+
+        async def fill(answer: Answer) -> None:
+            while answer.story[-1:] != ["routed"]:
+                await asyncio.sleep(0.01)
+            await limit_log(bus, 1)
+            worker.start()
+            worker.wait_ready()
+            async with asyncio.timeout(30):
+                while stack.metric(worker, "pdq_redeliveries_total") < 2:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(1.5)
+            await limit_log(bus, 1 << 30)
+
+        body = completion("k" * 20, max_tokens=5)
+        answer = await follow(Client(bus, "t"), body, fill, order="decode-only")
+        await bus.close()
+        assert answer.terminal == ["finished"], router.log.read_text()[-2000:]
+    finally:
+        stack.stop()
+
+
+async def test_a_deadline_that_comes_while_the_log_cannot_be_written_ends_its_request_later(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=2.0, max_deliver=2))
+    try:
+        stack.add("pdq_router")
+        await stack.start()
+        bus = await stack.connect()
+
+        async def fill(answer: Answer) -> None:
+            while answer.story[-1:] != ["routed"]:
+                await asyncio.sleep(0.01)
+            await limit_log(bus, 1)
+            async with asyncio.timeout(30):
+                while True:
+                    info = await bus.consumer_info(subjects.REAP, subjects.REAPER_CONSUMER)
+                    if info is not None and info["delivered"]["consumer_seq"] >= 3:
+                        break
+                    await asyncio.sleep(0.05)
+            await limit_log(bus, 1 << 30)
+
+        answer = await follow(Client(bus, "t"), completion("k"), fill, deadline_s=1.0)
+        await bus.close()
+        assert answer.story == ["accepted", "routed", "expired"]
+    finally:
+        stack.stop()

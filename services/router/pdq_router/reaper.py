@@ -25,7 +25,6 @@ log = logging.getLogger("pdq.router")
 
 GRACE_S = 2.0
 """How long after the deadline a running worker may take to end the request itself."""
-RETRY_S = 1.0
 ADVISORY = "$JS.EVENT.ADVISORY."
 
 
@@ -46,7 +45,7 @@ class Reaper:
                 await self._due(delivery)
         except Retryable as exc:
             log.warning("reaper: %s", exc)
-            await delivery.nak(RETRY_S)
+            await delivery.nak_for_now()
 
     async def _due(self, delivery: Delivery) -> None:
         *_, tenant, request = delivery.subject.split(".")

@@ -44,8 +44,6 @@ from pdq_router.workers import LiveWorkers
 
 log = logging.getLogger("pdq.router")
 
-UNAVAILABLE_DELAY_S = 1.0
-
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """A submit message, as far as its subject and headers tell."""
@@ -116,7 +114,7 @@ class Router:
             except Retryable as exc:
                 log.warning("route: %s", exc, extra={"request_id": submit.request})
                 span.fail(exc.code, str(exc))
-                await delivery.nak(UNAVAILABLE_DELAY_S)
+                await delivery.nak_for_now()
 
     def _read(self, delivery: Delivery) -> tuple[Submit, Rejected | None]:
         """The submit, and what is wrong with its headers. A bad name fails under the sequence's name."""

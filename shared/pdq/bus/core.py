@@ -34,7 +34,7 @@ ATTEMPT_TIMEOUT_S = 2.0
 """One try of a publish; it is repeated until the publish's own bound."""
 
 # JetStream error codes (docs.nats.io, "JetStream API errors"), as met on server 2.15.
-NO_STREAM, NO_CONSUMER, NO_MESSAGE = 10059, 10014, 10037
+NO_STREAM, NO_CONSUMER, NO_MESSAGE, DELETE_FAILED = 10059, 10014, 10037, 10057
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
 NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
@@ -354,14 +354,20 @@ class Bus:
         return Ack(answer["stream"], int(answer["seq"]), bool(answer.get("duplicate")))
 
     async def purge(self, stream: str, subject: str) -> int:
-        """Remove the messages of a subject (wildcards allowed) from a stream; returns how many."""
-        answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+        """Remove the messages of a subject (wildcards allowed) from a stream; returns how many. Raises Unavailable."""
+        try:
+            answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+        except ApiError as exc:
+            raise Unavailable(f"purge of {subject} in {stream}: {exc}") from exc
         return int(answer.get("purged", 0))
 
     async def delete(self, stream: str, seq: int) -> None:
-        """Delete one message; one that is gone already is fine."""
-        with contextlib.suppress(ApiError):
+        """Delete one message; one that is gone already is fine. Raises Unavailable."""
+        try:
             await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+        except ApiError as exc:
+            if exc.code != DELETE_FAILED:
+                raise Unavailable(f"delete of {seq} in {stream}: {exc}") from exc
 
     # ---- JetStream: read
 

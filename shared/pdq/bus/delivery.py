@@ -12,6 +12,8 @@ from pdq.subjects import NANOSECONDS
 if TYPE_CHECKING:
     from pdq.bus.core import Bus
 
+FIRST_DELAY_S, MOST_DELAY_S = 1.0, 15.0
+
 
 class Delivery:
     """One delivery of a queued message. Settle it exactly once: `ack`, `nak` or `term`.
@@ -52,6 +54,11 @@ class Delivery:
         if delay_s > 0:
             body += b" " + json.dumps({"delay": int(delay_s * NANOSECONDS)}).encode()
         await self._settle(body)
+
+    async def nak_for_now(self) -> None:
+        """Give it back because something it needs does not answer. The delay grows with its deliveries: the broker
+        gives up what was delivered too often, and that must take minutes then, not seconds."""
+        await self.nak(min(MOST_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_delivered - 1)))
 
     async def term(self, reason: str) -> None:
         """Never deliver it again."""

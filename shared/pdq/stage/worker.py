@@ -27,7 +27,6 @@ from pdq.telemetry import Metrics, StageSpan, Telemetry
 log = logging.getLogger("pdq.stage")
 
 KINDS: dict[StageName, type[PrefillJob] | type[DecodeJob]] = {"prefill": PrefillJob, "decode": DecodeJob}
-UNAVAILABLE_DELAY_S = 1.0
 
 
 class StageWorker:
@@ -82,7 +81,7 @@ class StageWorker:
                 # The broker did not take our word; the state decides when the message comes again.
                 log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request})
                 span.fail(exc.code, str(exc))
-                await delivery.nak(UNAVAILABLE_DELAY_S)
+                await delivery.nak_for_now()
 
     async def _process(self, delivery: Delivery, run: Run, where: subjects.JobSubject, span: StageSpan) -> None:
         try:
