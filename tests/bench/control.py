@@ -87,11 +87,12 @@ async def run(options: argparse.Namespace, directory: Path, tick: Tick) -> Repor
     """Start everything, measure, and end it in any case."""
     load = os.getloadavg()[0]
     async with Pdq(directory, options.trace_sample) as pdq:
+        engine_ms = await engine.cpu_ms(directory, options.requests)
         shape = await _learn(pdq)
         await make_floor_streams(pdq.bus, pdq.stack.limits.of_streams())
         async with FloorPath(pdq.stack.broker.url, shape) as floor:
             await _many(floor, WARM_UP, 1)
-            bench = Bench(floor, pdq, pdq.broker_pid, options.requests, options.rounds, tick)
+            bench = Bench(floor, pdq, options.requests, options.rounds, sum(engine_ms.values()), tick)
             results = [await bench.compare(at_once) for at_once in options.at_once]
     return Report(
         load_before=load,
@@ -100,7 +101,7 @@ async def run(options: argparse.Namespace, directory: Path, tick: Tick) -> Repor
         rounds=options.rounds,
         trace_sample=options.trace_sample,
         shape=shape,
-        engine_cpu_ms=await engine.cpu_ms(directory, options.requests),
+        engine_cpu_ms=engine_ms,
         results=results,
     )
 
@@ -115,11 +116,12 @@ async def _learn(pdq: Pdq) -> Shape:
 class Bench:
     """Both paths, taking turns."""
 
-    def __init__(self, floor: Branch, pdq: Branch, broker_pid: int, requests: int, rounds: int, tick: Tick) -> None:
-        self._paths = {"floor": floor, "pdq": pdq}
-        self._broker_pid = broker_pid
+    def __init__(self, floor: FloorPath, pdq: Pdq, requests: int, rounds: int, engine_ms: float, tick: Tick) -> None:
+        self._paths: dict[str, Branch] = {"floor": floor, "pdq": pdq}
+        self._broker_pid = pdq.broker_pid
         self._requests = requests
         self._rounds = rounds
+        self._engine_ms = engine_ms
         self._tick = tick
 
     async def compare(self, at_once: int) -> Concurrency:
@@ -131,7 +133,7 @@ class Bench:
                 self._tick(f"{name}, {at_once} at a time", 0)
                 measured[name].append(await self._round(self._paths[name], at_once))
                 self._tick(f"{name}, {at_once} at a time", self._requests)
-        return summarise(at_once, measured["floor"], measured["pdq"])
+        return summarise(at_once, measured["floor"], measured["pdq"], self._engine_ms)
 
     async def _round(self, path: Branch, at_once: int) -> Round:
         pids = {**path.pids, "nats-server": self._broker_pid, "client": os.getpid()}

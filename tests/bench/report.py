@@ -10,6 +10,7 @@ from tests.bench.shape import Shape
 from tests.bench.stats import Spread, percentile, ratios
 
 PROCESSES = ("router", "prefill", "decode", "nats-server", "client")
+TOTAL, LESS_ENGINE = "total", "total, less the engine"
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class Round(msgspec.Struct, frozen=True):
 
     def cpu_ms(self, process: str) -> float:
         """Milliseconds per request; `total` is the sum over all processes."""
-        spent = sum(self.cpu_s.values()) if process == "total" else self.cpu_s[process]
+        spent = sum(self.cpu_s.values()) if process == TOTAL else self.cpu_s[process]
         return spent * 1e3 / len(self.end_s)
 
 
@@ -72,8 +73,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
 
-def summarise(at_once: int, floor: Sequence[Round], pdq: Sequence[Round]) -> Concurrency:
-    """Rounds of both paths, in pairs, at one concurrency."""
+def summarise(at_once: int, floor: Sequence[Round], pdq: Sequence[Round], engine_ms: float) -> Concurrency:
+    """Rounds of both paths, in pairs, at one concurrency. engine_ms: CPU of a request in pdq's engines."""
     requests = sum(len(each.end_s) for each in pdq)
     return Concurrency(
         at_once=at_once,
@@ -82,7 +83,10 @@ def summarise(at_once: int, floor: Sequence[Round], pdq: Sequence[Round]) -> Con
             *_latency("first token", [each.first_s for each in floor], [each.first_s for each in pdq]),
             *_latency("end", [each.end_s for each in floor], [each.end_s for each in pdq]),
         ],
-        cpu=[_cpu(process, floor, pdq) for process in (*PROCESSES, "total")],
+        cpu=[
+            *(_cpu(process, _by_round(floor, process), _by_round(pdq, process)) for process in (*PROCESSES, TOTAL)),
+            _cpu(LESS_ENGINE, _by_round(floor, TOTAL), [ms - engine_ms for ms in _by_round(pdq, TOTAL)]),
+        ],
         batches=sum(each.batches for each in pdq) / requests,
     )
 
@@ -98,9 +102,12 @@ def _pooled(rounds: Sequence[Sequence[float]], share: float) -> float:
     return percentile([value for each in rounds for value in each], share)
 
 
-def _cpu(process: str, floor: Sequence[Round], pdq: Sequence[Round]) -> Row:
-    floor_ms, pdq_ms = [each.cpu_ms(process) for each in floor], [each.cpu_ms(process) for each in pdq]
-    return Row(process, percentile(floor_ms, 0.5), percentile(pdq_ms, 0.5), ratios(pdq_ms, floor_ms))
+def _by_round(rounds: Sequence[Round], process: str) -> list[float]:
+    return [each.cpu_ms(process) for each in rounds]
+
+
+def _cpu(name: str, floor_ms: Sequence[float], pdq_ms: Sequence[float]) -> Row:
+    return Row(name, percentile(floor_ms, 0.5), percentile(pdq_ms, 0.5), ratios(pdq_ms, floor_ms))
 
 
 def _table(result: Concurrency) -> list[str]:

@@ -29,10 +29,11 @@ def test_ratios_are_those_of_each_round() -> None:
 def test_a_summary_counts_cpu_per_request() -> None:
     floor = Round([0.001, 0.002], [0.002, 0.004], 2, dict.fromkeys(PROCESSES, 0.004))
     pdq = Round([0.003, 0.004], [0.006, 0.008], 10, dict.fromkeys(PROCESSES, 0.012))
-    result = summarise(1, [floor], [pdq])
+    result = summarise(1, [floor], [pdq], engine_ms=10.0)
     assert result.batches == 5
     rows = {row.name: row for row in result.cpu + result.latency}
     assert (rows["total"].floor_ms, rows["total"].pdq_ms) == pytest.approx((10.0, 30.0))
+    assert (less := rows["total, less the engine"].ratio) is not None and less.median == pytest.approx(2.0)
     assert rows["end p99"].ratio == spread([2.0])
 
 
@@ -52,7 +53,7 @@ async def test_both_paths_finish_every_request() -> None:
     assert min(shape["submit"], shape["prefill_job"], shape["decode_job"], *shape["states"], *shape["outs"]) > 0
     assert [(result["at_once"], result["requests"]) for result in report["results"]] == [(1, 8), (3, 8)]
     for result in report["results"]:
-        assert [row["name"] for row in result["cpu"]] == [*PROCESSES, "total"]
+        assert [row["name"] for row in result["cpu"]] == [*PROCESSES, "total", "total, less the engine"]
         for row in result["latency"] + result["cpu"]:
             assert row["floor_ms"] > 0 and row["pdq_ms"] > 0, row
             assert row["ratio"]["min"] > 0, row
