@@ -16,7 +16,8 @@ import time
 import msgspec
 from nats.aio.msg import Msg
 
-from pdq.bus.core import STORE_FULL, Bus
+from pdq.bus.core import Bus
+from pdq.bus.wire import STORE_FULL
 from pdq.errors import PdqError, QueueFull, Unavailable
 
 RESEND_AFTER_S = 1.0

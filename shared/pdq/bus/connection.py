@@ -1,0 +1,278 @@
+"""One connection to NATS that mends itself: connecting, messages, subscriptions, requests.
+
+Nothing here waits without a bound. Errors of the client library stop here; callers see those of `pdq.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Self, TypeVar
+
+import nats
+import nats.errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from pdq.bus.wire import Stored
+from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
+from pdq.settings import BusSettings
+
+log = logging.getLogger("pdq.bus")
+
+API_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+Callback = Callable[[Msg], Awaitable[None]]
+StoredCallback = Callable[[Stored], None]
+Responder = Callable[[str, bytes], Awaitable[bytes]]
+"""Answers a request: its subject and payload, to the payload of the answer."""
+
+
+@contextlib.contextmanager
+def broker_errors(doing: str) -> Iterator[None]:
+    """Turn the client library's errors into Unavailable, saying what was being done."""
+    try:
+        yield
+    except nats.errors.NoRespondersError as exc:
+        raise Unavailable(f"{doing}: nobody answers (is JetStream up, and was `pdq init` run?)") from exc
+    except nats.errors.MaxPayloadError as exc:
+        raise Rejected(f"{doing}: the payload is over the broker's limit", code="payload_too_large") from exc
+    except (nats.errors.Error, TimeoutError, ConnectionError) as exc:
+        raise Unavailable(f"{doing}: {type(exc).__name__} {exc}".rstrip()) from exc
+
+
+class Connection:
+    """Made with `connect`, ended with `close`."""
+
+    def __init__(self, settings: BusSettings, name: str, stop: asyncio.Event | None = None) -> None:
+        self.settings = settings
+        self.name = name
+        self.closed = asyncio.Event()
+        """Set when the connection is gone for good: the process must end."""
+        self.reconnects = 0
+        self._nc = NatsClient()
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._on_disconnect: list[Callable[[], None]] = []
+        self._reported: tuple[str, float] = ("", 0.0)
+        self._closing = False
+        self._stop = stop or asyncio.Event()
+
+    @classmethod
+    async def connect(cls, settings: BusSettings, name: str, stop: asyncio.Event | None = None) -> Self:
+        """Connect, waiting for the broker as `patiently` does. Raises Unavailable, Interrupted or Misconfigured."""
+        bus = cls(settings, name, stop)
+        await bus.patiently(bus._try_to_connect)
+        return bus
+
+    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Try until the broker answers, for up to `connect_timeout_s`: for what a service needs at its start.
+
+        Raises Unavailable after that, and Interrupted when `stop` is set meanwhile.
+        """
+        give_up = time.monotonic() + self.settings.connect_timeout_s
+        told = False
+        while True:
+            try:
+                return await work()
+            except Unavailable:
+                if time.monotonic() > give_up:
+                    raise
+            if not told:
+                log.info("waiting for the broker at %s", self.place)
+                told = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 0.25)
+                raise Interrupted("drain")
+
+    async def _try_to_connect(self) -> None:
+        try:
+            await asyncio.wait_for(self._connect_once(), 5)
+        except (nats.errors.AuthorizationError, nats.errors.InvalidUserCredentialsError) as exc:
+            raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
+        except (nats.errors.Error, OSError, TimeoutError) as exc:
+            if "authorization" in str(exc).lower():
+                raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
+            raise Unavailable(f"no broker at {self.place}: {type(exc).__name__}") from exc
+
+    async def _connect_once(self) -> None:
+        self._nc = NatsClient()
+        options: dict[str, Any] = {}
+        if self.settings.user:
+            options |= {"user": self.settings.user, "password": self.settings.password}
+        if self.settings.nkey_seed:
+            options["nkeys_seed_str"] = self.settings.nkey_seed
+        await self._nc.connect(
+            self.settings.url.split(","),
+            name=self.name,
+            allow_reconnect=True,
+            # The first connection is tried by `connect`; later ones are tried for ever.
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,
+            connect_timeout=2,
+            ping_interval=10,
+            max_outstanding_pings=2,
+            error_cb=self._on_error,
+            reconnected_cb=self._reconnected,
+            disconnected_cb=self._disconnected,
+            closed_cb=self._on_closed,
+            **options,
+        )
+
+    @property
+    def place(self) -> str:
+        """The broker's addresses without credentials."""
+        return ",".join(url.rsplit("@", 1)[-1] for url in self.settings.url.split(","))
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._nc.is_connected)
+
+    async def check(self) -> None:
+        """Raise Unavailable while there is no connection: a service's readiness asks."""
+        if not self.connected:
+            raise Unavailable(f"not connected to the broker at {self.place}")
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Raise Unavailable when the connection is gone for good; until then, or `stop`, wait."""
+        waits = {asyncio.create_task(event.wait()) for event in (self.closed, stop)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        if not stop.is_set():
+            raise Unavailable("the broker connection is closed for good")
+
+    @property
+    def max_payload(self) -> int:
+        return int(self._nc.max_payload)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after every reconnect; returns what takes it off again."""
+        self._on_reconnect.append(callback)
+        return lambda: self._on_reconnect.remove(callback)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` whenever the connection is lost, before anything comes over the next one; returns
+        what takes it off again."""
+        self._on_disconnect.append(callback)
+        return lambda: self._on_disconnect.remove(callback)
+
+    async def close(self) -> None:
+        """Flush and close; bounded."""
+        self._closing = True
+        with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
+            await self._nc.flush(timeout=2)
+        with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
+            await asyncio.wait_for(self._nc.close(), 5)
+
+    # ---- core NATS
+
+    async def send(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publish without an acknowledgement. Raises Unavailable when it cannot go out now.
+
+        The client library would keep it for the next connection; by then what it says may not hold any more.
+        """
+        await self.check()
+        with broker_errors(f"send to {subject}"):
+            await self._nc.publish(subject, data, reply=reply, headers=headers)
+
+    async def subscribe(
+        self, subject: str, callback: Callback, *, queue: str = "", confirm: bool = True
+    ) -> Subscription:
+        """Subscribe. With `confirm` the server knows of the interest when this returns; without, it will
+        before it sees anything sent later on this connection."""
+        with broker_errors(f"subscribe to {subject}"):
+            subscription = await self._nc.subscribe(subject, queue=queue, cb=callback)
+            if not confirm:
+                return subscription
+            # A flush's PING can overtake the SUB that is still queued: let the queue drain first.
+            await asyncio.sleep(0)
+            try:
+                await self._nc.flush(timeout=API_TIMEOUT_S)
+            except BaseException:
+                await self.unsubscribe(subscription)
+                raise
+        return subscription
+
+    async def follow(self, subject: str, callback: StoredCallback) -> Subscription:
+        """Live copies of a stream's messages, in stream order."""
+
+        async def take(message: Msg) -> None:
+            headers = dict(message.headers or {})
+            if "Nats-Sequence" in headers:
+                callback(Stored(message.subject, int(headers["Nats-Sequence"]), bytes(message.data), headers))
+
+        return await self.subscribe(subject, take)
+
+    async def serve(self, subject: str, queue: str, answer: Responder) -> Subscription:
+        """Answer requests to a subject, one of a queue group; requests are answered concurrently."""
+        running: set[asyncio.Task[None]] = set()
+
+        async def reply(message: Msg) -> None:
+            with contextlib.suppress(Unavailable):
+                await self.send(message.reply, await answer(message.subject, bytes(message.data)))
+
+        async def take(message: Msg) -> None:
+            if message.reply:
+                task = asyncio.create_task(reply(message))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+        return await self.subscribe(subject, take, queue=queue)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
+            await subscription.unsubscribe()
+
+    async def drain(self, subscription: Subscription) -> None:
+        """Unsubscribe, but let what the server already sent reach the callback; bounded."""
+        with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
+            await asyncio.wait_for(subscription.drain(), API_TIMEOUT_S)
+
+    def inbox(self) -> str:
+        return str(self._nc.new_inbox())
+
+    async def flush(self) -> None:
+        with broker_errors("flush"):
+            await asyncio.sleep(0)
+            await self._nc.flush(timeout=API_TIMEOUT_S)
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask and return the answer's payload. Raises Unavailable."""
+        return bytes((await self.request_message(subject, data, timeout_s=timeout_s)).data)
+
+    async def request_message(self, subject: str, data: bytes, *, timeout_s: float) -> Msg:
+        with broker_errors(f"request to {subject}"):
+            return await self._nc.request(subject, data, timeout=timeout_s)
+
+    # ---- connection events
+
+    async def _on_error(self, exc: Exception) -> None:
+        # The client library reports the same trouble many times a second while a broker is away.
+        text = f"{type(exc).__name__}: {exc}"
+        if self._reported[0] != text or time.monotonic() - self._reported[1] > 10:
+            self._reported = (text, time.monotonic())
+            log.warning("broker connection: %s", text)
+
+    async def _disconnected(self) -> None:
+        if not self._closing:
+            log.warning("lost the broker at %s, reconnecting", self.place)
+        for callback in list(self._on_disconnect):
+            callback()
+
+    async def _reconnected(self) -> None:
+        self.reconnects += 1
+        log.info("broker at %s is back", self.place)
+        for callback in list(self._on_reconnect):
+            callback()
+
+    async def _on_closed(self) -> None:
+        self.closed.set()

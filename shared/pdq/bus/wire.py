@@ -1,0 +1,92 @@
+"""What JetStream says, as it comes over the wire: messages, acknowledgements, errors."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pdq.errors import QueueFull, Rejected, Unavailable, WrongSequence
+
+# JetStream error codes (docs.nats.io, "JetStream API errors"), as met on server 2.15.
+NO_STREAM, NO_CONSUMER, NO_MESSAGE, DELETE_FAILED = 10059, 10014, 10037, 10057
+WRONG_LAST_SEQUENCE = (10071, 10164)
+STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
+NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
+"""A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
+
+
+class Stored(NamedTuple):
+    """A message read back from a stream, or a live copy of it."""
+
+    subject: str
+    seq: int
+    data: bytes
+    headers: dict[str, str]
+    time_s: float = 0.0
+
+    @property
+    def seq_before(self) -> int:
+        """Of a live copy: sequence of the message before it on the same subject, 0 if it is the first."""
+        return int(self.headers.get("Nats-Last-Sequence", "0"))
+
+
+class Ack(NamedTuple):
+    """JetStream's acknowledgement of a publish."""
+
+    stream: str
+    seq: int
+    duplicate: bool
+
+
+class ApiError(Exception):
+    """An error JetStream's API answered with; mapped by the caller that knows what it means."""
+
+    def __init__(self, code: int, description: str) -> None:
+        super().__init__(description)
+        self.code = code
+
+
+def answer_of(data: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = msgspec.json.decode(data)
+    error = answer.get("error")
+    if error:
+        raise ApiError(int(error.get("err_code", 0)), str(error.get("description", "")))
+    return answer
+
+
+def publish_error(subject: str, exc: ApiError) -> Exception:
+    if exc.code in WRONG_LAST_SEQUENCE:
+        return WrongSequence(f"{subject}: {exc}")
+    if exc.code == STORE_FULL:
+        return QueueFull(f"{subject}: {exc}", per_subject="per subject" in str(exc))
+    if exc.code == TOO_LARGE:
+        return Rejected(f"publish to {subject}: {exc}", code="payload_too_large")
+    return Unavailable(f"publish to {subject}: {exc} ({exc.code})")
+
+
+def direct(headers: dict[str, str], data: bytes) -> Stored:
+    return Stored(
+        headers["Nats-Subject"],
+        int(headers["Nats-Sequence"]),
+        bytes(data),
+        headers,
+        seconds(headers["Nats-Time-Stamp"]),
+    )
+
+
+def seconds(stamp: str) -> float:
+    """RFC 3339 with up to nanoseconds, to Unix seconds."""
+    head, _, fraction = stamp.rstrip("Z").partition(".")
+    whole = datetime.fromisoformat(head + "+00:00").timestamp()
+    return whole + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    headers = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
+        name, found, value = line.partition(":")
+        if found:
+            headers[name.strip()] = value.strip()
+    return headers
