@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pdq import subjects
@@ -130,12 +130,13 @@ class Cluster:
         self._mutations = mutations or {}
         self._profiles = PROFILES | dict(profiles or {})
         self._supervisor: asyncio.Task[None] | None = None
+        self._at_broker: asyncio.Future[None] | None = None
         (directory / "models.toml").write_text(MODELS)
         (directory / "kv").mkdir()
 
     async def start(self, *, later: Iterable[str] = ()) -> None:
         """Everything up but the nodes named `later`, streams made, workers known. Raises what keeps it from that."""
-        await asyncio.to_thread(self.broker.start)
+        await self.at_broker(self.broker.start)
         for name in (*self._names, *plan.clients()):
             self.proxies[name] = Proxy(self.broker.port)
             await self.proxies[name].start()
@@ -192,7 +193,14 @@ class Cluster:
     async def _close(self) -> None:
         for proxy in self.proxies.values():
             await proxy.close()
-        await asyncio.to_thread(self.broker.stop)
+        if self._at_broker is not None:
+            await asyncio.wait({self._at_broker})
+        await self.at_broker(self.broker.stop)
+
+    async def at_broker(self, do: Callable[[], None]) -> None:
+        """Run a blocking call of the broker. It goes on when its caller is cancelled; the end waits for it."""
+        self._at_broker = asyncio.ensure_future(asyncio.to_thread(do))
+        await asyncio.shield(self._at_broker)
 
     def note_exit(self, node: Node, code: int | None) -> None:
         """After SIGTERM: only 0 is right, but for a process that was still being loaded."""

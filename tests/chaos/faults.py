@@ -104,7 +104,7 @@ class Faults:
             return False
         async with self._broker:
             broker = self._cluster.broker
-            await asyncio.to_thread(broker.kill if fault.strength < 0.67 else broker.stop)
+            await self._cluster.at_broker(broker.kill if fault.strength < 0.67 else broker.stop)
             await asyncio.sleep(fault.lasts_s)
-            await asyncio.to_thread(broker.start)
+            await self._cluster.at_broker(broker.start)
         return True

@@ -43,9 +43,9 @@ async def killed(cluster: Cluster, asked: Sequence[Asked]) -> None:
 async def broker_killed(cluster: Cluster, asked: Sequence[Asked]) -> None:
     """The broker dies in mid-answer, and comes back with its store."""
     await shown(asked, 10)
-    await asyncio.to_thread(cluster.broker.kill)
+    await cluster.at_broker(cluster.broker.kill)
     await asyncio.sleep(0.3)
-    await asyncio.to_thread(cluster.broker.start)
+    await cluster.at_broker(cluster.broker.start)
 
 
 async def blink(cluster: Cluster, asked: Sequence[Asked]) -> None:
