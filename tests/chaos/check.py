@@ -47,8 +47,10 @@ def _end(asked: Asked, reference: Reference, transcript: Transcript, end: State)
         found.append(f"incomplete: {len(transcript.ids)} tokens, the end names {end.num_tokens}, or another digest")
     if end.event == "finished":
         found += _finished(reference, transcript, end)
-    elif end.event == "cancelled":
-        found += _cancelled(asked, reference, transcript, end)
+    elif end.event == "cancelled" and asked.ask.cancel_s is not None:
+        found += _cut_short(reference, transcript, end)
+    elif end.event == "expired" and asked.ask.may_expire:
+        found += _cut_short(reference, transcript, end)
     else:
         found.append(f"ended as {end.event}: {end.error}")
     reply = asked.cancelled.state if asked.cancelled is not None else None
@@ -70,12 +72,10 @@ def _finished(reference: Reference, transcript: Transcript, end: State) -> list[
     return [f"{name} is {got!r}, not {wanted!r}" for name, (got, wanted) in pairs.items() if got != wanted]
 
 
-def _cancelled(asked: Asked, reference: Reference, transcript: Transcript, end: State) -> list[str]:
+def _cut_short(reference: Reference, transcript: Transcript, end: State) -> list[str]:
     """The answer as far as it came."""
     found = []
     made = len(transcript.ids)
-    if asked.ask.cancel_s is None:
-        found.append("cancelled, though nobody asked")
     if tuple(transcript.ids) != reference.ids[:made]:
         found.append(f"its {made} tokens are not the beginning of the reference")
     if not reference.text.startswith(transcript.text):
@@ -83,9 +83,9 @@ def _cancelled(asked: Asked, reference: Reference, transcript: Transcript, end: 
     if tuple(transcript.logprobs) != reference.logprobs[: len(transcript.logprobs)]:
         found.append("its logprobs are not the beginning of the reference")
     if end.finish_reason:
-        found.append(f"cancelled with finish_reason {end.finish_reason}")
+        found.append(f"{end.event} with finish_reason {end.finish_reason}")
     if made and (end.usage is None or end.usage.completion_tokens != end.num_tokens):
-        found.append(f"cancelled after {made} tokens with usage {end.usage} and num_tokens {end.num_tokens}")
+        found.append(f"{end.event} after {made} tokens with usage {end.usage} and num_tokens {end.num_tokens}")
     return found
 
 

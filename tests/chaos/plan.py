@@ -60,6 +60,10 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     leave_s: float | None
     """The reader leaves, and resumes after the last event it has seen."""
 
+    @property
+    def may_expire(self) -> bool:
+        return self.deadline_s is not None and self.deadline_s < LONG_DEADLINE_S
+
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Something bad. `target`: `<role>-<number>`, `client-<tenant>` or `broker`; `strength` 0..1 says how bad."""
@@ -127,11 +131,17 @@ def _ask(rng: random.Random, seed: int, number: int, span_s: float) -> Ask:
         fields=_fields(rng),
         priority=rng.choice(PRIORITIES),
         order=rng.choice(("", "", "", "decode-only")),
-        deadline_s=LONG_DEADLINE_S if rng.random() < 0.3 else None,
+        deadline_s=_deadline_s(rng),
         cancel_s=_maybe(rng, 0.12, 2.0),
         again_s=_maybe(rng, 0.1, 4.0),
         leave_s=_maybe(rng, 0.2, 1.5),
     )
+
+
+def _deadline_s(rng: random.Random) -> float | None:
+    """Mostly none, or one that cannot pass; in one of twenty one that may."""
+    kind, short = rng.random(), round(rng.uniform(0.5, 4.0), 3)
+    return short if kind < 0.05 else LONG_DEADLINE_S if kind < 0.35 else None
 
 
 def _maybe(rng: random.Random, share: float, most_s: float) -> float | None:

@@ -18,9 +18,9 @@ def test_a_seed_repeats_its_plan() -> None:
 
 
 async def test_a_short_run(tmp_path: Path) -> None:
-    report = await run(plan.make(20260, 60, 6.0), tmp_path)
+    report = await run(plan.make(20260, 45, 6.0), tmp_path)
     assert report.ok, "\n".join(report.lines())
-    assert sum(report.outcomes.values()) == 60
+    assert sum(report.outcomes.values()) == 45
     assert report.faults["kill"] and report.faults["broker"]
 
 
