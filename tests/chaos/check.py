@@ -11,6 +11,8 @@ from pdq.messages import Event, State, pack_ids
 from tests.chaos.asking import Asked
 from tests.chaos.reference import Reference
 
+MOST_SHOWN = 200
+
 
 def violations(asked: Asked, reference: Reference, stored: Sequence[Event]) -> list[str]:
     """Everything that is wrong with one request; empty when all is well. `stored`: its whole log, in order."""
@@ -69,7 +71,12 @@ def _finished(reference: Reference, transcript: Transcript, end: State) -> list[
         "num_tokens": (end.num_tokens, len(reference.ids)),
         "output_digest": (end.output_digest, hashlib.sha256(pack_ids(reference.ids)).hexdigest()),
     }
-    return [f"{name} is {got!r}, not {wanted!r}" for name, (got, wanted) in pairs.items() if got != wanted]
+    return [f"{name} is {_brief(got)}, not {_brief(wanted)}" for name, (got, wanted) in pairs.items() if got != wanted]
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _cut_short(reference: Reference, transcript: Transcript, end: State) -> list[str]:
