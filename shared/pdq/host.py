@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -169,7 +170,7 @@ class _Host:
             return
         for stage, handler in handlers.items():
             self._loops[stage] = self._loop(self.bus, stage, handler, parts)
-        await self.bus.serve(subjects.drain(self._worker), "", self._drain)
+        await self.bus.patiently(partial(self.bus.serve, subjects.drain(self._worker), "", self._drain))
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
         async with asyncio.TaskGroup() as group:
             side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]

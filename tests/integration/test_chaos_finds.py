@@ -355,3 +355,21 @@ async def test_a_deadline_that_comes_while_the_log_cannot_be_written_ends_its_re
         assert answer.story == ["accepted", "routed", "expired"]
     finally:
         stack.stop()
+
+
+async def test_a_worker_that_loses_the_broker_while_its_engine_starts_becomes_ready(stack: Stack) -> None:
+    await stack.start()
+    proxy = Proxy(stack.broker.port)
+    await proxy.start()
+    worker = stack.add("pdq_decode", PDQ_NATS_URL=proxy.url, PDQ_ENGINE_SIM_FAULTS="store.delay_s=2")
+    worker.start()
+    async with asyncio.timeout(20):
+        # Connected, and busy with its engine.
+        while '"broker": {"ok": true' not in (await asyncio.to_thread(worker.get, "/readyz"))[1]:
+            await asyncio.sleep(0.02)
+    proxy.cut()
+    await asyncio.sleep(7)
+    proxy.heal()
+    await asyncio.to_thread(worker.wait_ready, 20)
+    assert await asyncio.to_thread(worker.stop) == 0
+    await proxy.close()
