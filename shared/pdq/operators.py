@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.client import ORDER_HEADER, REPLAY_HEADER, Client, Submitted, new_request_id
-from pdq.errors import Rejected, Unavailable
+from pdq.errors import NotDecodable, Rejected, Unavailable
 from pdq.messages import (
     DeadLetter,
     DecodeJob,
@@ -35,8 +36,12 @@ class Letter(NamedTuple):
 
 async def workers(bus: Bus) -> list[WorkerBeat]:
     """The newest beat of every worker that is alive. Raises Unavailable."""
-    stored = await bus.read(subjects.WORKERS, subjects.ALL_WORKERS, limit=10_000)
-    return [decode_json(one.data, WorkerBeat) for one in stored if one.data]
+    beats = []
+    for stored in await bus.read(subjects.WORKERS, subjects.ALL_WORKERS, limit=10_000):
+        # A worker of a newer version may beat in a way that this one cannot read.
+        with contextlib.suppress(NotDecodable):
+            beats.append(decode_json(stored.data, WorkerBeat))
+    return beats
 
 
 async def drain(bus: Bus, worker: str) -> DrainReply:

@@ -12,13 +12,10 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.cli import output
-from pdq.errors import NotDecodable
-from pdq.messages import PRIORITIES, Priority, StageClaims, StageName, State, WorkerBeat, decode_json
+from pdq.messages import PRIORITIES, Priority, StageClaims, StageName, State, WorkerBeat
 from pdq.up.machine import HOST, listening
 from pdq.up.plan import answers
 from pdq.up.record import ProcessRecord, Record
-
-MOST_WORKERS = 1_000
 
 
 class Queue(NamedTuple):
@@ -42,15 +39,6 @@ async def queues(bus: Bus) -> list[Queue]:
             info = await bus.consumer_info(stream, name) or {}
             found.append(Queue(stage, model, priority, info.get("num_pending", 0), info.get("num_ack_pending", 0)))
     return sorted(found, key=lambda queue: (queue.model, queue.stage == "decode", PRIORITIES.index(queue.priority)))
-
-
-async def workers(bus: Bus) -> list[WorkerBeat]:
-    """Workers whose beats come. Raises Unavailable."""
-    beats = []
-    for stored in await bus.read(subjects.WORKERS, "$KV.PDQ_WORKERS.>", limit=MOST_WORKERS):
-        with contextlib.suppress(NotDecodable):
-            beats.append(decode_json(stored.data, WorkerBeat))
-    return beats
 
 
 def worker(beat: WorkerBeat) -> dict[str, Any]:

@@ -203,6 +203,7 @@ def _stack_status(as_json: bool, nats_url: str) -> None:
 
 
 async def _collect(where: Target) -> dict[str, Any]:
+    from pdq import operators
     from pdq.cli import connect, inspect
 
     stack = where.stack
@@ -212,7 +213,7 @@ async def _collect(where: Target) -> dict[str, Any]:
     if stack is None or stack.nats_url:
         async with connect.bus(where) as bus:
             found["queues"] = [queue._asdict() for queue in await inspect.queues(bus)]
-            found["workers"] = [inspect.worker(beat) for beat in await inspect.workers(bus)]
+            found["workers"] = [inspect.worker(beat) for beat in await operators.workers(bus)]
     return found
 
 
