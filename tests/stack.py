@@ -37,6 +37,7 @@ class Service:
         self.log = directory / f"{module}-{self.port}.log"
         self.environment = {**environment, "PDQ_HTTP_PORT": str(self.port)}
         self.process: subprocess.Popen[bytes] | None = None
+        self.ready_s = 30.0
 
     def start(self) -> None:
         with open(self.log, "ab") as out:
@@ -54,8 +55,8 @@ class Service:
         except OSError as exc:
             return 0, str(exc)
 
-    def wait_ready(self, seconds: float = 30) -> None:
-        give_up = time.monotonic() + seconds
+    def wait_ready(self) -> None:
+        give_up = time.monotonic() + self.ready_s
         while time.monotonic() < give_up:
             if self.get("/readyz")[0] == 200:
                 return
@@ -92,6 +93,7 @@ class Stack:
         self.services: list[Service] = []
         self.settings = settings
         self.limits = limits or LimitSettings()
+        self.models = [MODEL]
         (directory / "models.toml").write_text(MODELS)
         (directory / "kv").mkdir(exist_ok=True)
 
@@ -122,7 +124,7 @@ class Stack:
     async def start(self) -> None:
         (self.cluster or self.broker).start()
         bus = await self.connect()
-        await init(bus, self.limits, [MODEL])
+        await init(bus, self.limits, self.models)
         await bus.close()
         for service in self.services:
             service.start()

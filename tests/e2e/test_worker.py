@@ -1,0 +1,66 @@
+"""A worker of both stages: one real engine serves prefill and decode over a real broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pdq.client import Client
+from pdq.settings import ModelSpec
+
+from tests.ask import Answer, ask
+from tests.e2e.conftest import KvServer
+from tests.stack import Stack, chat
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+
+QUESTION = "What is the capital of France? Say which river runs through it, and name one famous building there."
+
+
+def models_file(spec: ModelSpec) -> str:
+    return (
+        f'[models.{spec.slug}]\nid = "{spec.id}"\npath = "{spec.path}"\n'
+        f"max_model_len = {spec.max_model_len}\nvocab_size = {spec.vocab_size}\n"
+        f'eos_token_ids = {list(spec.eos_token_ids)}\ndtype = "{spec.dtype}"\n'
+        f"block_tokens = {spec.block_tokens}\nchunk_tokens = {spec.chunk_tokens}\n"
+    )
+
+
+async def ask_all(client: Client, spec: ModelSpec) -> dict[str, Answer]:
+    body = chat(QUESTION, max_tokens=24, temperature=0)
+    return {
+        order: await ask(client, body, model=spec.slug, order=order, seconds=120)
+        for order in ("prefill-first", "decode-only")
+    }
+
+
+async def test_one_engine_serves_both_stages(spec: ModelSpec, server: KvServer, tmp_path: Path) -> None:
+    await server.start()
+    stack = Stack(
+        tmp_path,
+        PDQ_ENGINE_KIND="vllm",
+        PDQ_ENGINE_KV_CACHE_BYTES=str(256 << 20),
+        PDQ_KV_PORT=str(server.options.port),
+        PDQ_KV_HTTP_PORT=str(server.options.http_port),
+    )
+    stack.models = [spec.slug]
+    (tmp_path / "models.toml").write_text(models_file(spec))
+    stack.add("pdq_router")
+    worker = stack.add("pdq_worker")
+    worker.ready_s = 240
+    try:
+        await stack.start()
+        bus = await stack.connect()
+        answers = await ask_all(Client(bus, "local"), spec)
+        await bus.close()
+        assert worker.get("/metrics")[1].count("pdq_worker_info") > 0
+    finally:
+        stack.stop()
+    first, only = answers["prefill-first"], answers["decode-only"]
+    assert first.story == ["accepted", "routed", "claim", "prefilled", "claim", "finished"]
+    assert "Paris" in first.transcript.text
+    assert first.transcript.ids == only.transcript.ids
+    # The engine that prefilled it still has it: what was promised need not come back from the tier.
+    kv = first.state.kv
+    assert kv.promised_tokens >= spec.chunk_tokens
+    assert kv.loaded_tokens + kv.local_tokens >= kv.promised_tokens
