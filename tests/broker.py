@@ -11,11 +11,18 @@ import sysconfig
 import time
 from pathlib import Path
 
+_given: set[int] = set()
+"""Ports handed out by this process: the kernel may offer one again before its new owner listens."""
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def server_binary() -> str:

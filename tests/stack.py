@@ -58,9 +58,9 @@ class Service:
     def wait_ready(self) -> None:
         give_up = time.monotonic() + self.ready_s
         while time.monotonic() < give_up:
+            assert self.process is not None and self.process.poll() is None, self.log.read_text()
             if self.get("/readyz")[0] == 200:
                 return
-            assert self.process is not None and self.process.poll() is None, self.log.read_text()
             time.sleep(0.05)
         raise AssertionError(f"{self.module} is not ready: {self.get('/readyz')}\n{self.log.read_text()}")
 

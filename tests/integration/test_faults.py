@@ -411,23 +411,30 @@ async def test_a_full_queue_refuses_at_once_and_holds_up_no_other_priority(stack
 
 
 async def test_a_log_that_is_nearly_full_refuses_new_requests_and_drops_no_token(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, limits=LimitSettings(log_max_bytes=1_000_000))
+    # Large enough that what is written within a router's half second of not asking does not fill it.
+    size = 6_000_000
+    stack = Stack(tmp_path, limits=LimitSettings(log_max_bytes=size))
     stack.add("pdq_router")
     stack.add("pdq_worker")
-    await stack.start()
-    bus = await stack.connect()
-    client = Client(bus, "local")
-    answers = []
-    for _ in range(1000):
-        answers.append(await ask(client, completion("k" * 100, max_tokens=40, ignore_eos=True)))
-        if answers[-1].terminal == ["failed"]:
-            break
-    info = await bus.stream_info(subjects.LOG)
-    await bus.close()
-    stack.stop()
+    try:
+        await stack.start()
+        bus = await stack.connect()
+        # Most of it at once, and the rest by requests.
+        for _ in range(9):
+            await bus.publish(subjects.out("t", new_request_id()), b"x" * 500_000)
+        client = Client(bus, "local")
+        answers = []
+        for _ in range(1000):
+            answers.append(await ask(client, completion("k" * 100, max_tokens=40, ignore_eos=True)))
+            if answers[-1].terminal == ["failed"]:
+                break
+        info = await bus.stream_info(subjects.LOG)
+        await bus.close()
+    finally:
+        await asyncio.to_thread(stack.stop)
     assert answers[-1].state.error.code == "log_full"
     assert all(answer.terminal == ["finished"] for answer in answers[:-1]) and len(answers) > 5
-    assert info is not None and 0.8 <= info["state"]["bytes"] / 1_000_000 < 0.95
+    assert info is not None and 0.8 <= info["state"]["bytes"] / size < 0.95
 
 
 async def test_prefill_does_not_run_ahead_of_decode_beyond_the_room(stack: Stack) -> None:
