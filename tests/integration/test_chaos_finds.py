@@ -370,6 +370,6 @@ async def test_a_worker_that_loses_the_broker_while_its_engine_starts_becomes_re
     proxy.cut()
     await asyncio.sleep(7)
     proxy.heal()
-    await asyncio.to_thread(worker.wait_ready, 20)
+    await asyncio.to_thread(worker.wait_ready)
     assert await asyncio.to_thread(worker.stop) == 0
     await proxy.close()
