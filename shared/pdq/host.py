@@ -19,6 +19,7 @@ import msgspec
 
 from pdq import settings as config
 from pdq import subjects
+from pdq.about import about
 from pdq.bus import Bus, Outbox, Puller, connected
 from pdq.engines.base import Engine
 from pdq.engines.factory import create
@@ -222,19 +223,20 @@ class _Host:
     async def _beats(self, bus: Bus) -> None:
         """Say that this worker is alive; the bucket forgets who does not."""
         self._count_busy()
+        said = about(self._engine.info, self._settings.kv)
         keys = {stage: subjects.worker_key(stage, self._engine.info.model, self._worker) for stage in self._loops}
         try:
             while True:
                 for stage, key in keys.items():
                     with contextlib.suppress(Unavailable):
-                        await bus.publish(key, self._beat(stage), timeout_s=2)
+                        await bus.publish(key, self._beat(stage, said), timeout_s=2)
                 await asyncio.sleep(self._settings.limits.worker_ttl_s / 3)
         finally:
             with contextlib.suppress(Unavailable):
                 for key in keys.values():
                     await bus.purge(subjects.WORKERS, key)
 
-    def _beat(self, stage: StageName) -> bytes:
+    def _beat(self, stage: StageName, said: dict[str, str]) -> bytes:
         info = self._engine.info
         beat = WorkerBeat(
             worker=self._worker,
@@ -244,6 +246,7 @@ class _Host:
             slots=self._slots,
             busy=self._loops[stage].busy,
             at=time.time(),
+            about=said,
         )
         return encode_json(beat)
 

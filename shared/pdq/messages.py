@@ -301,6 +301,8 @@ class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: int = 0
     busy: int = 0
     at: float = 0.0
+    about: dict[str, str] = {}
+    """What it runs on (`pdq.about`): for `pdq doctor`; nothing is decided by it."""
 
 
 class DrainReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -77,6 +77,7 @@ class SimEngine:
             kv_bytes_per_token=STATE_BYTES,
             contract=contract(self._spec),
             slots=self._settings.max_num_seqs,
+            contract_fields=contract_fields(self._spec),
         )
 
     async def start(self) -> None:
@@ -211,10 +212,21 @@ class SimEngine:
             self._tasks.fail(f"the step loop failed: {task.exception()!r}")
 
 
+def contract_fields(spec: ModelSpec) -> dict[str, str]:
+    """All that must be equal for the sim's KV to be reusable."""
+    return {
+        "engine": NAME,
+        "model": spec.id,
+        "vocab_size": str(spec.vocab_size),
+        "block_tokens": str(spec.block_tokens),
+        "chunk_tokens": str(spec.chunk_tokens),
+        "layout": f"{STATE_BYTES} bytes per token",
+    }
+
+
 def contract(spec: ModelSpec) -> str:
-    """Hex SHA-256 over all that must be equal for the sim's KV to be reusable."""
-    fields = (NAME, spec.id, spec.vocab_size, spec.block_tokens, spec.chunk_tokens, STATE_BYTES)
-    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
+    """Hex SHA-256 over its fields."""
+    return hashlib.sha256(msgspec.json.encode(contract_fields(spec), order="deterministic")).hexdigest()
 
 
 def check(work: Work, spec: ModelSpec) -> None:

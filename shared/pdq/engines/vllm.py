@@ -16,12 +16,14 @@ from contextlib import aclosing, contextmanager
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work, continued, ended_before
 from pdq.engines.reports import Inbox, Report
 from pdq.engines.runs import Run
 from pdq.engines.selftest import prove
 from pdq.engines.stats import LatestStats
-from pdq.engines.vllm_config import Role, contract, engine_args, environment, kv_bytes_per_token, parse_cpus
+from pdq.engines.vllm_config import HASH_SEED, Role, contract, engine_args, environment, kv_bytes_per_token, parse_cpus
 from pdq.engines.vllm_text import decode_params, prefill_params, tokens_of
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.kv.tier import Tier
@@ -178,6 +180,8 @@ class VllmEngine:
             kv_bytes_per_token=kv_bytes_per_token(config),
             contract=kv_contract.fingerprint(),
             slots=self._settings.max_num_seqs,
+            contract_fields={name: str(value) for name, value in msgspec.structs.asdict(kv_contract).items()}
+            | {"hash_seed": HASH_SEED},
         )
 
     @contextmanager

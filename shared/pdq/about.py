@@ -1,0 +1,49 @@
+"""What a worker says of itself in its beats, so that `pdq doctor` can tell from afar what does not fit together."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+import socket
+from importlib import metadata
+
+from pdq import __version__
+from pdq.engines.base import EngineInfo
+from pdq.kv.contract import read_key
+from pdq.settings import KvSettings
+
+CONTRACT = "contract."
+"""Prefix of the contract's fields."""
+KEY_DIGITS = 12
+
+
+def about(info: EngineInfo, kv: KvSettings) -> dict[str, str]:
+    """Names to values, a dozen short texts. Raises Misconfigured when the KV key file cannot be read.
+
+    `contract.*` are the contract's fields; `kv.*` is there for engines that use an LMCache server. `kv.key` is a
+    digest of the salts' key, to compare and of no use to anyone else.
+    """
+    said = {CONTRACT + name: value for name, value in info.contract_fields.items()}
+    said |= {
+        "host": socket.gethostname(),
+        "pdq": __version__,
+        "python": platform.python_version(),
+        "kv_bytes_per_token": str(info.kv_bytes_per_token),
+        "kv.key": hashlib.sha256(read_key(kv.key_file)).hexdigest()[:KEY_DIGITS] if kv.key_file else "none",
+    }
+    if "lmcache" in info.contract_fields:
+        said |= _server(kv)
+    return said
+
+
+def _server(kv: KvSettings) -> dict[str, str]:
+    said = {
+        "kv.host": kv.host,
+        "kv.port": str(kv.port),
+        "kv.http_port": str(kv.http_port),
+        "kv.mq_timeout_s": f"{kv.mq_timeout_s:g}",
+    }
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        said["torch"] = metadata.version("torch")
+    return said
