@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from pdq.errors import Misconfigured
+from pdq.kv import keys
 
-KEY_BYTES = 32
 SAMPLE_BYTES = 1 << 20
 CONFIG_FILES = ("config.json",)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
@@ -62,24 +62,12 @@ def salt(fingerprint: str, tenant: str, key: bytes) -> str:
 
 
 def read_key(path: str) -> bytes:
-    """The salts' key, derived from the first 32 bytes of the KV key file; a fixed one when `path` is empty.
+    """The salts' key, derived from the KV key file (`pdq.kv.keys`); a fixed one when `path` is empty.
 
     Raises Misconfigured when the file cannot be read or is too short.
     """
-    return hmac.new(_secret(path), b"pdq tenant salt", hashlib.sha256).digest()
-
-
-def _secret(path: str) -> bytes:
-    if not path:
-        return bytes(KEY_BYTES)
-    try:
-        with open(path, "rb") as file:
-            secret = file.read(KEY_BYTES)
-    except OSError as exc:
-        raise Misconfigured(f"PDQ_KV_KEY_FILE is {path!r}: {exc.strerror}") from exc
-    if len(secret) < KEY_BYTES:
-        raise Misconfigured(f"PDQ_KV_KEY_FILE is {path!r}: it has {len(secret)} bytes and must have {KEY_BYTES}")
-    return secret
+    secret = keys.read(path) if path else bytes(keys.KEY_BYTES)
+    return hmac.new(secret, b"pdq tenant salt", hashlib.sha256).digest()
 
 
 def weights_digest(directory: Path) -> str:
