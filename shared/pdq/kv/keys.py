@@ -27,10 +27,10 @@ def ensure(path: str | Path) -> Path:
     path = Path(path).expanduser()
     if not path.exists():
         _make(path)
+    read(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & OTHERS:
         raise Misconfigured(f"KV key file {str(path)!r} has mode {mode:03o}, others can use it: chmod 600 it")
-    read(path)
     return path
 
 
@@ -60,4 +60,5 @@ def _make(path: Path) -> None:
     except OSError as exc:
         raise Misconfigured(f"KV key file {str(path)!r} cannot be made: {exc.strerror}") from exc
     finally:
-        whole.unlink(missing_ok=True)
+        with suppress(OSError):
+            whole.unlink()
