@@ -132,6 +132,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     loaded_tokens: int = 0
     local_tokens: int = 0
     """Found in the engine's own prefix cache: a repeated prompt needs no load."""
+    cause: str = ""
+    """Why decode did not go by the promise: `contract`, when its maker's KV contract is another than decode's."""
 
 
 class StageClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -342,7 +342,7 @@ def test_an_answer_from_its_events() -> None:
         "finish_reason": "stop",
         "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7},
         "route": {"order": "prefill-first", "reason": "default"},
-        "kv": {"promised_tokens": 3, "loaded_tokens": 2, "local_tokens": 0},
+        "kv": {"promised_tokens": 3, "loaded_tokens": 2, "local_tokens": 0, "cause": ""},
         "timings_ms": {},
     }
     assert result["timings_ms"].keys() == {"prefill", "ttft", "total"} and result["timings_ms"]["prefill"] == 10.0

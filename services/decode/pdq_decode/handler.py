@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import aclosing
 
 from pdq.engines.base import Done, Engine, Work
@@ -9,6 +10,11 @@ from pdq.errors import Unavailable
 from pdq.kv.contract import salt
 from pdq.messages import DecodeJob, KvReport, unpack_ids
 from pdq.stage import Answer, Attempt
+
+log = logging.getLogger("pdq.decode")
+
+CONTRACT = "contract"
+"""Why a promise is not kept: it was made under another KV contract."""
 
 
 class DecodeHandler:
@@ -36,8 +42,23 @@ class DecodeHandler:
             promised_tokens=promise.tokens if promise else 0,
             loaded_tokens=done.loaded_tokens,
             local_tokens=done.local_tokens,
+            cause=self._refused(job),
         )
         return Answer(finish_reason=done.finish_reason, kv=kv, phases=done.phases)
+
+    def _refused(self, job: DecodeJob) -> str:
+        """Why the job's promise is not gone by; empty when it is, or there is none."""
+        promise, own = job.promise, self._engine.info.contract
+        if promise is None or not promise.tokens or promise.contract == own:
+            return ""
+        log.warning(
+            "the prompt is computed anew: its KV was stored under contract %s, this worker's is %s; "
+            "`pdq doctor` tells what differs",
+            promise.contract[:12] or "(none)",
+            own[:12],
+            extra={"request_id": job.request, "cause": CONTRACT},
+        )
+        return CONTRACT
 
     async def _generate(self, work: Work, attempt: Attempt) -> Done:
         async with aclosing(self._engine.decode(work)) as items:

@@ -17,7 +17,7 @@ from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import NotDecodable, Unavailable
 from pdq.messages import PRIORITIES, StageName, WorkerBeat, decode_json
-from pdq.telemetry.broker import ANY, BrokerMetrics, Queue, Reading, StageLoad, Stream
+from pdq.telemetry.broker import ANY, BrokerMetrics, Queue, Reading, StageLoad, Stream, contracts_of
 
 log = logging.getLogger("pdq.router")
 
@@ -43,6 +43,7 @@ class Gauges:
         self._metrics = metrics
         self._models = models
         self._failing = False
+        self._differing: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Read and show until cancelled."""
@@ -63,6 +64,21 @@ class Gauges:
                 log.exception("queues cannot be read")
         self._failing = reading is None
         self._metrics.show(reading)
+        if reading is not None:
+            self._warn_of_contracts(reading)
+
+    def _warn_of_contracts(self, reading: Reading) -> None:
+        """Say it once for as long as it lasts: workers of different contracts compute each other's prompts anew."""
+        found = contracts_of(reading.loads)
+        differing = frozenset(model for model, contracts in found.items() if len(contracts) > 1)
+        for model in sorted(differing - self._differing):
+            log.warning(
+                "live workers of %s have %d KV contracts, and exchange no KV across them; see `pdq doctor`",
+                model,
+                len(found[model]),
+                extra={"cause": "contract"},
+            )
+        self._differing = differing
 
     async def _read(self) -> Reading:
         began = time.monotonic()
@@ -126,4 +142,5 @@ class Gauges:
             workers=len(beats),
             slots=sum(beat.slots for beat in beats),
             busy=sum(beat.busy for beat in beats),
+            contracts=frozenset(beat.contract for beat in beats),
         )

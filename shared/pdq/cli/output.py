@@ -82,7 +82,8 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 def kv(report: KvReport) -> str:
     """A KV report for people."""
     had = f", {report.local_tokens} still there" if report.local_tokens else ""
-    return f"{report.loaded_tokens} of {report.promised_tokens} promised tokens loaded{had}"
+    why = f", refused: {report.cause}" if report.cause else ""
+    return f"{report.loaded_tokens} of {report.promised_tokens} promised tokens loaded{had}{why}"
 
 
 def _cell(value: object) -> tuple[str, bool]:

@@ -196,7 +196,7 @@ class Settlement:
         state = entry.state
         self.count_end(state)
         if state.kv is not None:
-            self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens, state.kv.local_tokens)
+            self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens, state.kv.local_tokens, state.kv.cause)
         if state.usage is not None:
             work.span.set_usage(state.usage, state.finish_reason or state.event, state.kv)
         # As of the end's own time: what follows is housekeeping, and its reader may be done before us.

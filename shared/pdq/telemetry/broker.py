@@ -42,6 +42,8 @@ class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
     slots: int = 0
     busy: int = 0
+    contracts: frozenset[str] = frozenset()
+    """Fingerprints of their KV contracts."""
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +105,27 @@ class BrokerMetrics(Collector):
         workers = GaugeMetricFamily("pdq_workers", "Workers whose beats come.", labels=labels)
         slots = GaugeMetricFamily("pdq_stage_slots", "Requests they can work on at one time.", labels=labels)
         busy = GaugeMetricFamily("pdq_stage_busy_slots", "Requests they work on.", labels=labels)
+        contracts = GaugeMetricFamily(
+            "pdq_contracts",
+            "KV contracts among the live workers of all stages; more than one exchange no KV.",
+            labels=("model",),
+        )
         for load in loads:
             values = (load.stage, self._model.of(load.model))
             workers.add_metric(values, load.workers)
             slots.add_metric(values, load.slots)
             busy.add_metric(values, load.busy)
-        yield from (workers, slots, busy)
+        for model, found in contracts_of(loads).items():
+            contracts.add_metric((self._model.of(model),), len(found))
+        yield from (workers, slots, busy, contracts)
+
+
+def contracts_of(loads: Iterable[StageLoad]) -> dict[str, frozenset[str]]:
+    """Fingerprints of the KV contracts of each model's live workers, all stages together."""
+    found: dict[str, frozenset[str]] = {}
+    for load in loads:
+        found[load.model] = found.get(load.model, frozenset()) | load.contracts
+    return found
 
 
 def _streams(streams: tuple[Stream, ...]) -> Iterator[GaugeMetricFamily]:

@@ -103,6 +103,8 @@ class Metrics:
         self._promised = counter("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
         self._loaded = counter("pdq_kv_loaded_tokens", "Tokens whose KV decode loaded from the tiers.")
         self._local = counter("pdq_kv_local_tokens", "Promised tokens whose KV decode's engine still had itself.")
+        self._refused = counter("pdq_kv_refused", "Promises of KV that decode did not go by, and why.", "cause")
+        self._refused.labels("contract")
         self._bytes = counter("pdq_kv_bytes", "KV moved between the engine and the tiers.", "op")
         self._tokens = counter("pdq_engine_tokens", "Prompt tokens prefilled, and output tokens decoded.", "stage")
         self._durations = seconds("pdq_stage_duration_seconds", "Time in a stage or in a part of it.", _MS, "stage")
@@ -138,11 +140,14 @@ class Metrics:
         """Prefill handed over. `cause`: why it promises no KV; empty when it does."""
         self._handoffs.labels(self._cause.of(cause or READY)).inc()
 
-    def kv(self, promised_tokens: int, loaded_tokens: int, local_tokens: int = 0) -> None:
-        """What decode was promised, loaded, and needed not load; only what was promised counts as local."""
+    def kv(self, promised_tokens: int, loaded_tokens: int, local_tokens: int = 0, refused: str = "") -> None:
+        """What decode was promised, loaded, and needed not load; only what was promised counts as local.
+        `refused`: why it did not go by the promise."""
         self._promised.inc(promised_tokens)
         self._loaded.inc(loaded_tokens)
         self._local.inc(min(local_tokens, promised_tokens))
+        if refused:
+            self._refused.labels(self._cause.of(refused)).inc()
 
     def stage(self, stage: str, seconds: float) -> None:
         self._durations.labels(self._stage.of(stage.replace(".", "_"))).observe(seconds)

@@ -90,6 +90,8 @@ class Span:
         if kv is not None:
             attributes["pdq.kv.promised_tokens"] = kv.promised_tokens
             attributes["pdq.kv.loaded_tokens"] = kv.loaded_tokens
+            if kv.cause:
+                attributes["pdq.kv.cause"] = kv.cause
         self.set(**attributes)
 
     def event(self, name: str, attributes: Mapping[str, Value] | None = None) -> None:
