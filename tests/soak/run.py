@@ -1,0 +1,181 @@
+"""One soak: a stack under load, its processes watched, then everything at rest, then every gauge at zero."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from pdq import subjects
+from pdq.bus import Bus
+from pdq.client import Client
+from pdq.settings import LimitSettings
+
+from tests.chaos.plan import TENANTS
+from tests.soak import load, samples
+from tests.soak.asking import Asking
+from tests.soak.load import WINDOW_S, Workers
+from tests.soak.report import Report
+from tests.soak.watching import Watching
+from tests.stack import Service, Stack
+
+SAMPLE_S = 5.0
+SETTLE_S = 60.0
+"""How long it may take, after the last end and the longest deadline, until nothing is left to do."""
+EXPIRE_S = 60.0
+"""How long after its age the log may still hold something."""
+
+Progress = Callable[[str, float, float], None]
+"""Told what goes on, how many seconds of it are over, and how many it takes at most."""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """`rate`: good requests a second; None: half of what the stack could take."""
+
+    minutes: float
+    warm_up_minutes: float
+    seed: int
+    rate: float | None = None
+    prefill: Workers = Workers(2, 8, "llama2-70b-h100-tp8*10")
+    decode: Workers = Workers(2, 8, "llama3-8b-h100*4")
+    limits: LimitSettings = LimitSettings(
+        log_age_s=300, max_deadline_s=60, max_deliver=20, ack_wait_s=4, worker_ttl_s=6
+    )
+    sample_s: float = SAMPLE_S
+    expire: bool = True
+    """Whether to wait, in the end, until the log has emptied."""
+
+
+async def run(setup: Setup, directory: Path, progress: Progress = lambda what, done, of: None) -> Report:
+    """Soak in an empty directory. Whatever happens, no process is left behind. Raises AssertionError when the stack
+    does not start, or a process ends by itself."""
+    capacity = load.capacity(setup.seed, setup.prefill, setup.decode)
+    report = Report(
+        seed=setup.seed,
+        minutes=setup.minutes,
+        warm_up_minutes=setup.warm_up_minutes,
+        rate=setup.rate or round(capacity.rate / 2, 2),
+        capacity=capacity._asdict(),
+    )
+    stack, named = build(setup, directory)
+    progress("starting", 0, 1)
+    try:
+        await stack.start()
+        await _under_watch(setup, stack, named, report, progress)
+    finally:
+        await asyncio.to_thread(stack.stop)
+    for name, service in named.items():
+        if service.process is not None and service.process.returncode != 0:
+            report.unsettled.append(f"{name} ended with {service.process.returncode}")
+    return report
+
+
+def build(setup: Setup, directory: Path) -> tuple[Stack, dict[str, Service]]:
+    """The stack, not started, and its services by name."""
+    limits = setup.limits
+    stack = Stack(
+        directory,
+        limits=limits,
+        PDQ_LIMIT_LOG_AGE_S=str(limits.log_age_s),
+        PDQ_LIMIT_MAX_DEADLINE_S=str(limits.max_deadline_s),
+        PDQ_LIMIT_MAX_DELIVER=str(limits.max_deliver),
+    )
+    named = {"router": stack.add("pdq_router")}
+    for role, workers in (("prefill", setup.prefill), ("decode", setup.decode)):
+        for number in range(workers.count):
+            named[f"{role}-{number}"] = stack.add(
+                f"pdq_{role}",
+                PDQ_WORKER_ID=f"{role}-{number}",
+                PDQ_WORKER_SLOTS=str(workers.slots),
+                PDQ_ENGINE_SIM_PROFILE=workers.profile,
+            )
+    return stack, named
+
+
+async def _under_watch(
+    setup: Setup, stack: Stack, named: dict[str, Service], report: Report, progress: Progress
+) -> None:
+    pids = {name: service.process.pid for name, service in named.items() if service.process is not None}
+    assert stack.broker.process is not None
+    pids |= {"nats-server": stack.broker.process.pid, "client": os.getpid()}
+    taken = samples.Samples(stack.directory / "samples.csv", pids)
+    slots = {"prefill": setup.prefill.slots, "decode": setup.decode.slots}
+    watching = Watching(taken, named, slots, stack.directory / "kv", setup.limits.log_age_s)
+    bus = await stack.connect()
+    watch = asyncio.create_task(watching.run(setup.sample_s))
+    work = asyncio.create_task(_work(setup, stack, bus, watching, report, progress))
+    try:
+        await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            raise AssertionError(f"a process ended by itself: {watch.exception()!r}")
+        await work
+    finally:
+        for task in (watch, work):
+            task.cancel()
+        await asyncio.gather(watch, work, return_exceptions=True)
+        await bus.close()
+
+
+async def _work(setup: Setup, stack: Stack, bus: Bus, watching: Watching, report: Report, progress: Progress) -> None:
+    asking = Asking({tenant: Client(await stack.connect(), tenant) for tenant in TENANTS}, bus, setup.limits, report)
+    lasts_s = setup.minutes * 60
+    loading = asyncio.create_task(_load(setup, report.rate, asking))
+    try:
+        while not loading.done():
+            progress(f"{asking.ended} ended, {report.num_wrong} wrong", min(watching.now_s, lasts_s), lasts_s)
+            await asyncio.wait({loading}, timeout=1)
+        await loading
+    finally:
+        loading.cancel()
+    _measure(setup, watching, report)
+    report.outcomes, report.bad = dict(asking.outcomes), dict(asking.bad)
+    await _come_to_rest(setup, bus, asking, watching, report, progress)
+
+
+def _measure(setup: Setup, watching: Watching, report: Report) -> None:
+    begin, end = setup.warm_up_minutes * 60, setup.minutes * 60
+    by_process = samples.read(watching.samples.path)
+    report.measure({name: [one for one in all_ if begin <= one.at_s <= end] for name, all_ in by_process.items()})
+    report.busy = watching.busy()
+
+
+async def _load(setup: Setup, rate: float, asking: Asking) -> None:
+    """All windows, one after the other; returns when the last request is checked."""
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for window in range(max(1, round(setup.minutes * 60 / WINDOW_S))):
+            starts = began + window * WINDOW_S
+            await asyncio.sleep(max(0.0, starts - time.monotonic()))
+            for ask in load.asks(setup.seed, window, rate):
+                group.create_task(asking.good(ask, starts))
+            for bad in load.bads(setup.seed, window, rate):
+                group.create_task(asking.bad_one(bad, starts))
+
+
+async def _come_to_rest(
+    setup: Setup, bus: Bus, asking: Asking, watching: Watching, report: Report, progress: Progress
+) -> None:
+    """Every gauge to zero; then, with its age, the log."""
+    report.unsettled += [f"{name} was never above 0" for name in watching.never_moved()]
+    report.unsettled += await _until_zero(watching, False, setup.limits.max_deadline_s + SETTLE_S, "settling", progress)
+    if setup.expire:
+        report.unsettled += await _until_zero(watching, True, setup.limits.log_age_s + EXPIRE_S, "log", progress)
+    info = await bus.stream_info(subjects.DEAD)
+    report.dead_letters = int((info or {}).get("state", {}).get("messages", 0))
+    if report.dead_letters != asking.dead_letters:
+        report.unsettled.append(f"{report.dead_letters} dead letters, but {asking.dead_letters} are due")
+
+
+async def _until_zero(watching: Watching, log: bool, bound_s: float, what: str, progress: Progress) -> list[str]:
+    """What is not zero after `bound_s`, of each service."""
+    began = time.monotonic()
+    while True:
+        left = await watching.not_zero(log)
+        over = time.monotonic() - began
+        if not left or over > bound_s:
+            return left
+        progress(what, over, bound_s)
+        await asyncio.sleep(1)
