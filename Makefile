@@ -19,7 +19,7 @@ STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos bench-control lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos bench-control times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ chaos: $(STAMP) ## requests while processes die, stop, drain and lose the networ
 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
+
+times: $(STAMP) ## from a cancel to an idle engine, from a kill to the next token, from the broker's return (REPEATS=10)
+	@$(BIN)/python -m tests.times --repeats $(or $(REPEATS),10)
 
 lint: $(STAMP) ## formatting, lint, types, the direction of imports, Dockerfiles
 	$(BIN)/ruff check .

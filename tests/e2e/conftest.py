@@ -12,8 +12,11 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +28,8 @@ from pdq.kv.server import ServerOptions, command, environment, remove_shared_mem
 from pdq.messages import Sampling
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
 from tokenizers import Tokenizer
+
+from tests.stack import Stack
 
 SERVER_START_S = 60.0
 SERVER_STOP_S = 20.0
@@ -152,14 +157,40 @@ def free_port() -> int:
         return port
 
 
+def default_model() -> ModelSpec:
+    """Its files are on this machine when this returns."""
+    default = settings.load_models(Path(__file__).parents[2] / "infra/models.toml").one("")
+    told = partial(print, file=sys.stderr)
+    return msgspec.structs.replace(default, path=str(model.fetch(default, settings.home(), told)))
+
+
+def real_stack(directory: Path, spec: ModelSpec, server: KvServer, **options: Any) -> Stack:
+    """A stack whose workers have real engines, and their KV in `server`. options: those of `Stack`."""
+    stack = Stack(
+        directory,
+        PDQ_ENGINE_KIND="vllm",
+        PDQ_ENGINE_KV_CACHE_BYTES=str(KV_CACHE_BYTES),
+        PDQ_KV_PORT=str(server.options.port),
+        PDQ_KV_HTTP_PORT=str(server.options.http_port),
+        **options,
+    )
+    stack.models = [spec.slug]
+    (directory / "models.toml").write_text(
+        f'[models.{spec.slug}]\nid = "{spec.id}"\npath = "{spec.path}"\n'
+        f"max_model_len = {spec.max_model_len}\nvocab_size = {spec.vocab_size}\n"
+        f'eos_token_ids = {list(spec.eos_token_ids)}\ndtype = "{spec.dtype}"\n'
+        f"block_tokens = {spec.block_tokens}\nchunk_tokens = {spec.chunk_tokens}\n"
+    )
+    return stack
+
+
 @pytest.fixture(scope="session")
 def spec() -> ModelSpec:
     """The default model, with its files on this machine."""
     if importlib.util.find_spec("vllm") is None or importlib.util.find_spec("lmcache") is None:
         missing = "vLLM and LMCache are not installed (extra `cpu`)"
         pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
-    default = settings.load_models(Path(__file__).parents[2] / "infra/models.toml").one("")
-    return msgspec.structs.replace(default, path=str(model.fetch(default, settings.home(), print)))
+    return default_model()
 
 
 @pytest.fixture(scope="session")

@@ -9,21 +9,12 @@ from pdq.client import Client
 from pdq.settings import ModelSpec
 
 from tests.ask import Answer, ask
-from tests.e2e.conftest import KvServer
-from tests.stack import Stack, chat
+from tests.e2e.conftest import KvServer, real_stack
+from tests.stack import chat
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
 QUESTION = "What is the capital of France? Say which river runs through it, and name one famous building there."
-
-
-def models_file(spec: ModelSpec) -> str:
-    return (
-        f'[models.{spec.slug}]\nid = "{spec.id}"\npath = "{spec.path}"\n'
-        f"max_model_len = {spec.max_model_len}\nvocab_size = {spec.vocab_size}\n"
-        f'eos_token_ids = {list(spec.eos_token_ids)}\ndtype = "{spec.dtype}"\n'
-        f"block_tokens = {spec.block_tokens}\nchunk_tokens = {spec.chunk_tokens}\n"
-    )
 
 
 async def ask_all(client: Client, spec: ModelSpec) -> dict[str, Answer]:
@@ -36,15 +27,7 @@ async def ask_all(client: Client, spec: ModelSpec) -> dict[str, Answer]:
 
 async def test_one_engine_serves_both_stages(spec: ModelSpec, server: KvServer, tmp_path: Path) -> None:
     await server.start()
-    stack = Stack(
-        tmp_path,
-        PDQ_ENGINE_KIND="vllm",
-        PDQ_ENGINE_KV_CACHE_BYTES=str(256 << 20),
-        PDQ_KV_PORT=str(server.options.port),
-        PDQ_KV_HTTP_PORT=str(server.options.http_port),
-    )
-    stack.models = [spec.slug]
-    (tmp_path / "models.toml").write_text(models_file(spec))
+    stack = real_stack(tmp_path, spec, server)
     stack.add("pdq_router")
     worker = stack.add("pdq_worker")
     worker.ready_s = 240
