@@ -52,8 +52,11 @@ class Memory:
 class Files:
     """A file tier that is sealed, over one directory."""
 
-    def __init__(self, memory: Memory, directory: Path, refused: prometheus_client.Counter, stock: bool) -> None:
-        from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import FSL2Adapter, FSL2AdapterConfig
+    def __init__(
+        self, memory: Memory, directory: Path, refused: prometheus_client.Counter, adapter: str, stock: bool
+    ) -> None:
+        from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+        from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
         from lmcache.v1.distributed.l2_adapters.serde_wrapper import SerdeL2AdapterWrapper
         from pdq.kv.sealed import Refusals, SealedSerde, wrapped
 
@@ -61,7 +64,8 @@ class Files:
         self.directory = directory
         self.stock = stock
         serde = SealedSerde(Seal(SECRET), Refusals(refused))
-        inner = FSL2Adapter(FSL2AdapterConfig(str(directory)))
+        config = get_l2_adapter_config_class(adapter).from_dict({"base_path": str(directory)})
+        inner = create_l2_adapter(config)
         self.tier = (SerdeL2AdapterWrapper if stock else wrapped)(inner, serde, memory.manager)
 
     def store(self, chunks: dict[Any, bytes]) -> None:
@@ -124,12 +128,12 @@ def memory() -> Iterator[Memory]:
     memory.manager.close()
 
 
-@pytest.fixture
+@pytest.fixture(params=[("fs", False), ("fs_native", False)])
 def files(
     memory: Memory, tmp_path: Path, refused: prometheus_client.Counter, request: pytest.FixtureRequest
 ) -> Iterator[Files]:
-    """Parametrise it indirectly with True for LMCache's own wrapper."""
-    files = Files(memory, tmp_path, refused, stock=getattr(request, "param", False))
+    adapter, stock = request.param
+    files = Files(memory, tmp_path, refused, adapter, stock)
     yield files
     files.tier.close()
 
@@ -147,7 +151,7 @@ def whole(numbers: Any = CHUNKS) -> list[bytes]:
     return [CHUNKS[number] * CHUNK_BYTES for number in numbers]
 
 
-@pytest.mark.parametrize("files", [False, True], indirect=True)
+@pytest.mark.parametrize("files", [("fs_native", False), ("fs_native", True)], indirect=True)
 def test_what_is_stored_is_sealed_and_comes_back(files: Files) -> None:
     names = stored(files)
     assert files.load(names) == whole()
@@ -170,7 +174,7 @@ def test_a_flipped_bit_is_a_miss_of_that_chunk_alone_and_is_stored_again(
     assert files.load(names) == whole()
 
 
-@pytest.mark.parametrize("files", [True], indirect=True)
+@pytest.mark.parametrize("files", [("fs", True), ("fs_native", True)], indirect=True)
 def test_with_lmcaches_own_wrapper_a_flipped_bit_is_a_miss_of_all(files: Files) -> None:
     names = stored(files)
     flip(files.path(names[2]))
