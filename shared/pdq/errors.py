@@ -5,6 +5,7 @@ PdqError
 │   └── NotDecodable    a message whose body is not what its subject promises
 ├── Retryable           the same work may succeed later or elsewhere
 │   ├── Unavailable     the broker, an engine or a tier does not answer in time
+│   │   └── NotStored   the broker answers, but does not store: its disk is full, say
 │   └── QueueFull       a queue refuses more work for now
 ├── WrongSequence       a compare-and-set write that lost: read again, then decide
 ├── Interrupted         the work was told to stop (cancel, deadline, a newer claim, shutdown)
@@ -51,6 +52,13 @@ class Unavailable(Retryable):
     """Something pdq depends on did not answer within its bound."""
 
     code = "unavailable"
+
+
+class NotStored(Unavailable):
+    """The broker answers, but has not acknowledged a durable publish: its disk is full or fails, or no stream
+    takes it. The message is in doubt."""
+
+    code = "not_stored"
 
 
 class QueueFull(Retryable):

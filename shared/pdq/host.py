@@ -29,6 +29,8 @@ from pdq.kv.contract import read_key
 from pdq.messages import PRIORITIES, DrainReply, StageName, WorkerBeat, encode_json
 from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
+from pdq.stage.costs import CostMeter
+from pdq.stage.delegation import Delegation
 from pdq.stage.room import Room
 from pdq.stage.watch import Watch
 from pdq.telemetry import Metrics, Telemetry
@@ -121,6 +123,8 @@ class _Host:
         self._stop = stop
         self._started = False
         self._loops: dict[StageName, Loop] = {}
+        self._costs: dict[StageName, CostMeter] = {}
+        self._kv_usage = 0.0
 
     def checks(self) -> list[Check]:
         return [Check("broker", self._check_broker), Check("engine", self._check_engine)]
@@ -128,7 +132,7 @@ class _Host:
     async def _check_broker(self) -> None:
         if self.bus is None:
             raise Unavailable("not connected to the broker yet")
-        await self.bus.check()
+        await self.bus.check_storing()
 
     async def _check_engine(self) -> None:
         if not self._started:
@@ -186,7 +190,10 @@ class _Host:
         return min(self._settings.worker.slots, self._engine.info.slots)
 
     def _loop(self, bus: Bus, stage: StageName, handler: Handler[Any], parts: _Parts) -> Loop:
-        room = Room(bus, self._engine.info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
+        info = self._engine.info
+        self._costs[stage] = CostMeter(info.chunk_tokens, info.kv_bytes_per_token)
+        room = Room(bus, info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
+        delegation = Delegation(bus, parts.watch, self._metrics, self._worker, info.contract)
         worker = StageWorker(
             stage,
             handler,
@@ -197,9 +204,11 @@ class _Host:
             metrics=self._metrics,
             worker=self._worker,
             max_attempts=self._settings.worker.max_attempts,
+            costs=self._costs[stage],
             room=room,
+            delegation=delegation if stage == "decode" else None,
         )
-        consumers = [name for _, name in _consumers(stage, self._engine.info.model)]
+        consumers = [name for _, name in _consumers(stage, info.model)]
         return Loop(
             Puller(bus, subjects.STAGE_STREAM[stage], consumers),
             worker.process,
@@ -246,11 +255,15 @@ class _Host:
             slots=self._slots,
             busy=self._loops[stage].busy,
             at=time.time(),
+            costs=self._costs[stage].costs(),
+            kv_usage=self._kv_usage,
             about=said,
         )
         return encode_json(beat)
 
     async def _stats(self) -> None:
         while True:
-            self._metrics.engine(await self._engine.stats())
+            stats = await self._engine.stats()
+            self._kv_usage = float(stats.get("kv_usage", 0.0))
+            self._metrics.engine(stats)
             await asyncio.sleep(STATS_S)

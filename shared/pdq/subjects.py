@@ -145,6 +145,11 @@ def worker_key(stage: StageName, model: str, worker: str) -> str:
     return f"$KV.PDQ_WORKERS.{stage}.{model}.{worker}"
 
 
+def router_key(router: str) -> str:
+    """Where a router proves to itself that the broker stores."""
+    return f"$KV.PDQ_WORKERS.router.{router}"
+
+
 def drain(worker: str) -> str:
     """Where a worker hears that it should stop: finish what fits, give back the rest."""
     return f"pdq.ctl.{worker}.drain"

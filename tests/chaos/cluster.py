@@ -220,7 +220,7 @@ class Cluster:
     async def _wait_for_workers(self, bus: Bus, wanted: int) -> None:
         give_up = time.monotonic() + START_S
         while True:
-            info = await bus.stream_info(subjects.WORKERS, "$KV.PDQ_WORKERS.>")
+            info = await bus.stream_info(subjects.WORKERS, "$KV.PDQ_WORKERS.*.*.*")
             found = len((info or {}).get("state", {}).get("subjects") or {})
             if found >= wanted:
                 return

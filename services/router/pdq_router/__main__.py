@@ -7,7 +7,7 @@ import asyncio
 from pdq import settings as config
 from pdq import subjects
 from pdq.bus import Bus, Puller, connected
-from pdq.errors import Misconfigured, Unavailable
+from pdq.errors import Unavailable
 from pdq.service import Check, HealthServer, log_settings, run
 from pdq.stage import Admit, Loop
 from pdq.stage.dead import DeadLetters
@@ -15,6 +15,7 @@ from pdq.telemetry import Metrics, Telemetry
 from pdq.telemetry.broker import BrokerMetrics
 
 from pdq_router.admission import Admission
+from pdq_router.canary import sing
 from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
 from pdq_router.gauges import Gauges
@@ -35,8 +36,6 @@ class Service:
         self.limits.check()
         self.http = config.load(config.HttpSettings)
         self.router = config.load(config.RouterSettings)
-        if self.router.order == "decode-first":
-            raise Misconfigured("PDQ_ROUTER_ORDER is 'decode-first': prefill-first and decode-only are served")
         self.trace = config.load(config.TelemetrySettings)
         log_settings(self.bus_settings, self.limits, self.http, self.router, self.trace)
         self.models = config.load_models(config.models_path())
@@ -79,7 +78,7 @@ class Service:
             admission,
             self.worker,
         )
-        reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker))
+        reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker), self.metrics)
         await Endpoints(bus, endings).start()
         loops = [
             self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router, admission.wait_for_log),
@@ -87,7 +86,11 @@ class Service:
         ]
         gauges = Gauges(bus, self.broker_metrics, tuple(self.models.by_slug))
         async with asyncio.TaskGroup() as group:
-            side = [group.create_task(bus.watch(self.stop)), group.create_task(gauges.run())]
+            side = [
+                group.create_task(bus.watch(self.stop)),
+                group.create_task(gauges.run()),
+                group.create_task(sing(bus, self.worker, self.limits.worker_ttl_s / 3)),
+            ]
             await asyncio.wait([group.create_task(loop.run(self.stop)) for loop in loops])
             for task in side:
                 task.cancel()
@@ -106,7 +109,7 @@ class Service:
     async def _check_broker(self) -> None:
         if self.bus is None:
             raise Unavailable("not connected to the broker yet")
-        await self.bus.check()
+        await self.bus.check_storing()
 
     async def _check_tokenizers(self) -> None:
         if len(self.tokenizers) < len(self.models.by_slug):

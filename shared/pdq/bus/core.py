@@ -19,6 +19,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from pdq.bus.connection import API_TIMEOUT_S, Connection, broker_errors
+from pdq.bus.storing import Storing
 from pdq.bus.wire import (
     DELETE_FAILED,
     NO_CONSUMER,
@@ -39,10 +40,21 @@ from pdq.settings import BusSettings
 
 ATTEMPT_TIMEOUT_S = 2.0
 """One try of a publish; it is repeated until the publish's own bound."""
+PING_TIMEOUT_S = 1.0
 
 
 class Bus(Connection):
     """A connection that also speaks JetStream. Make it with `connect`, end it with `close`."""
+
+    def __init__(self, settings: BusSettings, name: str, stop: asyncio.Event | None = None) -> None:
+        super().__init__(settings, name, stop)
+        self._storing = Storing()
+        self.on_reconnect(self._storing.forget)
+
+    async def check_storing(self) -> None:
+        """Raise Unavailable while there is no connection, or while the broker does not store what is published here."""
+        await self.check()
+        self._storing.check()
 
     # ---- JetStream: write
 
@@ -59,7 +71,8 @@ class Bus(Connection):
         """Publish durably; returns once the stream has acknowledged.
 
         expect_last: sequence the last message of this very subject must have (0: none yet).
-        Raises WrongSequence, QueueFull, Rejected (too large) or Unavailable (in doubt: it may be stored).
+        Raises WrongSequence, QueueFull, Rejected (too large) or Unavailable (in doubt: it may be stored); the
+        latter as NotStored where the broker is there.
         """
         sent = dict(headers or {})
         if msg_id:
@@ -78,7 +91,7 @@ class Bus(Connection):
                 return await self._publish_once(subject, data, sent, give_up)
             except (nats.errors.NoRespondersError, nats.errors.TimeoutError, TimeoutError, ConnectionError) as exc:
                 if time.monotonic() >= give_up:
-                    raise Unavailable(f"publish to {subject}: no acknowledgement within {bound:g} s") from exc
+                    raise await self._unacknowledged(subject, bound, exc) from exc
             except ApiError as exc:
                 if exc.code not in NOT_NOW or time.monotonic() >= give_up:
                     raise publish_error(subject, exc) from exc
@@ -97,7 +110,24 @@ class Bus(Connection):
         wait = min(ATTEMPT_TIMEOUT_S, max(0.05, give_up - time.monotonic()))
         message = await self._nc.request(subject, data, timeout=wait, headers=headers or None)
         answer = answer_of(message.data)
+        self._storing.worked(subject)
         return Ack(answer["stream"], int(answer["seq"]), bool(answer.get("duplicate")))
+
+    async def _unacknowledged(self, subject: str, bound_s: float, exc: Exception) -> Unavailable:
+        """The error of a publish that is given up: the broker is away, or it is there and does not store."""
+        no_stream = isinstance(exc, nats.errors.NoRespondersError)
+        if no_stream or await self._answers():
+            return self._storing.failed(subject, self.place, bound_s, no_stream=no_stream)
+        return Unavailable(f"publish to {subject}: no acknowledgement within {bound_s:g} s")
+
+    async def _answers(self) -> bool:
+        if not self.connected:
+            return False
+        try:
+            await self._nc.flush(timeout=PING_TIMEOUT_S)
+        except (nats.errors.Error, TimeoutError, ConnectionError):
+            return False
+        return True
 
     async def purge(self, stream: str, subject: str) -> int:
         """Remove the messages of a subject (wildcards allowed) from a stream; returns how many. Raises Unavailable."""
