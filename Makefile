@@ -19,7 +19,7 @@ STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos bench-control times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-compose: $(STAMP) ## docker-compose.yml on this machine, with no image regi
 
 chaos: $(STAMP) ## requests while processes die, stop, drain and lose the network (N=1000 SEED=7); docs/chaos.md
 	@$(BIN)/python -m tests.chaos --requests $(or $(N),1000) $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP) ## an hour of half load, every process watched for what it gains (MINUTES=60 WARM_UP=15); docs/soak.md
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --warm-up $(or $(WARM_UP),15)
 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)

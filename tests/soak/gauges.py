@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 NO_WORK = frozenset(
     {
-        "pdq_broker_up",
         "pdq_broker_read_seconds",
+        "pdq_broker_up",
+        "pdq_contracts",
         "pdq_stage_slots",
         "pdq_stream_bytes",
         "pdq_stream_used_ratio",

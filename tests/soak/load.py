@@ -37,7 +37,7 @@ class Bad(NamedTuple):
 class Workers(NamedTuple):
     """One stage's workers: how many, the slots of each, and their engine's profile."""
 
-    count: int
+    number: int
     slots: int
     profile: str
 
@@ -83,9 +83,9 @@ def capacity(seed: int, prefill: Workers, decode: Workers) -> Capacity:
     sample = plan.make(seed, SAMPLE, 1.0).asks
     first = [_prefill_first(ask) for ask in sample]
     return Capacity(
-        prefill=prefill.count
+        prefill=prefill.number
         / (mean(first) * _prompt_s(prefill, [a for a, f in zip(sample, first, strict=True) if f])),
-        decode=decode.count * decode.slots / _hold_s(decode, sample),
+        decode=decode.number * decode.slots / _hold_s(decode, sample),
     )
 
 

@@ -85,7 +85,7 @@ def build(setup: Setup, directory: Path) -> tuple[Stack, dict[str, Service]]:
     )
     named = {"router": stack.add("pdq_router")}
     for role, workers in (("prefill", setup.prefill), ("decode", setup.decode)):
-        for number in range(workers.count):
+        for number in range(workers.number):
             named[f"{role}-{number}"] = stack.add(
                 f"pdq_{role}",
                 PDQ_WORKER_ID=f"{role}-{number}",
@@ -104,9 +104,11 @@ async def _under_watch(
     taken = samples.Samples(stack.directory / "samples.csv", pids)
     slots = {"prefill": setup.prefill.slots, "decode": setup.decode.slots}
     watching = Watching(taken, named, slots, stack.directory / "kv", setup.limits.log_age_s)
-    bus = await stack.connect()
+    buses = [await stack.connect() for _ in ("operator", *TENANTS)]
+    clients = {tenant: Client(bus, tenant) for tenant, bus in zip(TENANTS, buses[1:], strict=True)}
+    asking = Asking(clients, buses[0], setup.limits, report)
     watch = asyncio.create_task(watching.run(setup.sample_s))
-    work = asyncio.create_task(_work(setup, stack, bus, watching, report, progress))
+    work = asyncio.create_task(_work(setup, buses[0], asking, watching, report, progress))
     try:
         await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
@@ -116,11 +118,11 @@ async def _under_watch(
         for task in (watch, work):
             task.cancel()
         await asyncio.gather(watch, work, return_exceptions=True)
-        await bus.close()
+        for bus in buses:
+            await bus.close()
 
 
-async def _work(setup: Setup, stack: Stack, bus: Bus, watching: Watching, report: Report, progress: Progress) -> None:
-    asking = Asking({tenant: Client(await stack.connect(), tenant) for tenant in TENANTS}, bus, setup.limits, report)
+async def _work(setup: Setup, bus: Bus, asking: Asking, watching: Watching, report: Report, progress: Progress) -> None:
     lasts_s = setup.minutes * 60
     loading = asyncio.create_task(_load(setup, report.rate, asking))
     try:
