@@ -209,7 +209,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             max_bytes=limits.queue_max_bytes * room,
         )
 
-    advisories = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.>" for name in (PREFILL, DECODE, SUBMIT)]
+    advisories = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.>" for name in (PREFILL, DECODE)]
     return [
         stream(
             LOG,
@@ -291,10 +291,13 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
             "max_ack_pending": limits.max_ack_pending,
         }
 
+    # What the broker gives up is told by an advisory, and that is lost when it cannot be stored. A job has a timer all
+    # the same; a submit and a due timer have nothing, so they are delivered without end, and the router counts.
+    endless = {"max_deliver": -1}
     specs = [
-        ConsumerSpec(SUBMIT, pull(ROUTER_CONSUMER, "pdq.submit.*.*")),
+        ConsumerSpec(SUBMIT, pull(ROUTER_CONSUMER, "pdq.submit.*.*") | endless),
         # Advisories and due timers, but never the timers themselves: the server takes those when due.
-        ConsumerSpec(REAP, _reaper(pull(REAPER_CONSUMER, ""))),
+        ConsumerSpec(REAP, _reaper(pull(REAPER_CONSUMER, "") | endless)),
     ]
     for stage, stream_name in STAGE_STREAM.items():
         for model in models:
@@ -306,8 +309,6 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
 
 def _reaper(config: dict[str, Any]) -> dict[str, Any]:
     del config["filter_subject"]
-    # What it may not lose: a deadline that comes while the log cannot be written would never end its request.
-    config["max_deliver"] = -1
     config["filter_subjects"] = ["pdq.reap.due.*.*", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"]
     return config
 

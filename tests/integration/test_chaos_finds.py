@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,7 @@ async def test_who_comes_back_does_not_give_back_what_is_another_s_by_now(bus: B
     await second.ack()
 
 
-async def test_a_submit_that_the_broker_gives_up_ends_its_request(tmp_path: Path) -> None:
+async def test_a_submit_that_kills_its_routers_ends_its_request(tmp_path: Path) -> None:
     limits = LimitSettings(ack_wait_s=0.5, max_deliver=2)
     stack = Stack(tmp_path, limits=limits)
     try:
@@ -261,17 +262,21 @@ async def test_a_submit_that_the_broker_gives_up_ends_its_request(tmp_path: Path
         client = Client(bus, "t")
         await client.submit(completion("k"), model=MODEL, request="mine")
         nameless = await client.submit(completion("k"), model=MODEL)
-        takes = Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER])
+        dying = Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER])
         for _ in range(4):
-            await asyncio.wait_for(takes.get(), 5)
-        router = stack.add("pdq_router")
+            taken = await asyncio.wait_for(dying.get(), 5)
+            request = taken.headers.get("Pdq-Request", nameless.request)
+            accepted = first_state("accepted", submit_seq=taken.seq, digest=hashlib.sha256(taken.data).hexdigest())
+            await RequestLog(bus).update("t", request, lambda newest, new=accepted: None if newest else new)
+        await dying.close()
+        router = stack.add("pdq_router", PDQ_LIMIT_MAX_DELIVER="2")
         router.start()
         for request in ("mine", nameless.request):
             async with client.follow(request) as follower:
                 events = [event async for event in follower.events(20)]
-            assert [event.state and event.state.event for event in events] == ["failed"]
-            assert events[0].state is not None and events[0].state.error is not None
-            assert events[0].state.error.code == "too_many_deliveries"
+            assert [event.state and event.state.event for event in events] == ["accepted", "failed"]
+            assert events[1].state is not None and events[1].state.error is not None
+            assert events[1].state.error.code == "too_many_deliveries"
             assert await bus.last(subjects.DEAD, subjects.dead("route", MODEL, "t", request)) is not None
         await bus.close()
     finally:

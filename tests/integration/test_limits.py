@@ -175,3 +175,45 @@ async def test_a_broker_with_a_full_disk_refuses_and_loses_nothing(stack: Stack,
         await until(lambda service=service: service.get("/readyz")[0] == 200)
     assert (await ask(client, body)).terminal == ["finished"]
     await bus.close()
+
+
+async def test_a_full_disk_outlasts_every_delivery_and_no_request_waits_for_ever(tmp_path: Path) -> None:
+    """What the broker gives up it tells in a message that cannot be stored either, and a broker that is stopped in
+    order remembers that it gave up."""
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=1.0, max_deliver=2), PDQ_NATS_PUBLISH_TIMEOUT_S="1")
+    disk = FileLimit(stack.broker)
+    router, worker = stack.add("pdq_router", PDQ_LIMIT_MAX_DELIVER="2"), stack.add("pdq_worker")
+    try:
+        stack.services.clear()
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "local")
+        body = completion("k" * 100, max_tokens=5)
+        never_seen, due = new_request_id(), new_request_id()
+        router.start()
+        router.wait_ready()
+        await client.submit(body, model=MODEL, request=due, deadline_s=5)
+        while await client.state(due) is None:
+            await asyncio.sleep(0.05)
+        router.stop()
+        await client.submit(body, model=MODEL, request=never_seen)
+        disk.fill()
+        stack.services += [router, worker]
+        router.start()
+        worker.start()
+        await asyncio.sleep(10)
+        disk.make_room()
+        await asyncio.to_thread(stack.broker.stop)
+        stack.broker.start()
+        await until(lambda: bus.connected)
+        ends = {}
+        for request in (never_seen, due):
+            answer = Answer(request)
+            async with client.follow(request) as follower:
+                async for event in follower.events(30):
+                    answer.take(event)
+            ends[request] = answer.terminal
+        await bus.close()
+        assert ends == {never_seen: ["finished"], due: ["expired"]}
+    finally:
+        stack.stop()

@@ -44,6 +44,9 @@ from pdq_router.workers import LiveWorkers
 
 log = logging.getLogger("pdq.router")
 
+BURIED = frozenset({"invalid_json", "too_many_deliveries"})
+"""Failures that operators are told of."""
+
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """A submit message, as far as its subject and headers tell."""
@@ -142,6 +145,7 @@ class Router:
         return Submit(**known), None
 
     async def _process(self, delivery: Delivery, submit: Submit, refused: Rejected | None, span: StageSpan) -> None:
+        began_s = time.time()
         # A name that was never seen is accepted by one write; a second delivery reads what is there first.
         accepted = await self._accept(submit, span, known=None if delivery.num_delivered == 1 else UNREAD)
         if accepted is None:
@@ -149,16 +153,25 @@ class Router:
         elif accepted.state.submit_seq != submit.seq or accepted.state.ended:
             log.info("submit dropped: known already", extra={"request_id": submit.request})
             span.end("dropped")
-        elif refused is not None:
-            await self._fail(submit, refused, span)
         else:
             try:
+                if refused is not None:
+                    raise refused
+                if accepted.state.at < began_s:
+                    self._check_deliveries(delivery, accepted.state)
                 await self._route(submit, accepted, delivery, span)
             except Rejected as exc:
-                if exc.code == "invalid_json":
+                if exc.code in BURIED:
                     await self._bury(delivery, submit, exc)
                 await self._fail(submit, exc, span)
         await delivery.ack()
+
+    def _check_deliveries(self, delivery: Delivery, state: State) -> None:
+        """Raise Rejected for a submit that was accepted before, and never got further: it may kill its routers."""
+        before = delivery.num_delivered - 1
+        if before >= self._limits.max_deliver and state.event == "accepted":
+            message = f"the submit was delivered {before} times before, and never routed"
+            raise Rejected(message, code="too_many_deliveries")
 
     async def _accept(self, submit: Submit, span: StageSpan, *, known: Known = UNREAD) -> Entry | None:
         """Store `accepted`, once for an id. None: the id belongs to another body."""

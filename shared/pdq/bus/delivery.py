@@ -12,7 +12,7 @@ from pdq.subjects import NANOSECONDS
 if TYPE_CHECKING:
     from pdq.bus.core import Bus
 
-FIRST_DELAY_S, MOST_DELAY_S = 1.0, 15.0
+FIRST_DELAY_S, MOST_DELAY_S, MOST_DOUBLINGS = 1.0, 60.0, 6
 
 
 class Delivery:
@@ -56,9 +56,9 @@ class Delivery:
         await self._settle(body)
 
     async def nak_for_now(self) -> None:
-        """Give it back because something it needs does not answer. The delay grows with its deliveries: the broker
-        gives up what was delivered too often, and that must take minutes then, not seconds."""
-        await self.nak(min(MOST_DELAY_S, FIRST_DELAY_S * 2 ** (self.num_delivered - 1)))
+        """Give it back because something it needs does not answer. The delay grows with its deliveries: what was
+        delivered too often is given up, and that must take a quarter of an hour then, not seconds."""
+        await self.nak(min(MOST_DELAY_S, FIRST_DELAY_S * 2 ** min(self.num_delivered - 1, MOST_DOUBLINGS)))
 
     async def term(self, reason: str) -> None:
         """Never deliver it again."""
