@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 from pdq.client import idempotent_id
 from pdq.engines import sim_timing
-from pdq_router.order import OrderInputs, decide
 
 from tests.chaos import plan
 from tests.chaos.plan import TENANTS, Ask
@@ -90,14 +89,8 @@ def capacity(seed: int, prefill: Workers, decode: Workers) -> Capacity:
 
 
 def _prefill_first(ask: Ask) -> bool:
-    inputs = OrderInputs(
-        requested="decode-only" if ask.order else None,
-        default="prefill-first",
-        prompt_tokens=len(prompt(ask)),
-        chunk_tokens=CHUNK_TOKENS,
-        live_prefill_workers=1,
-    )
-    return decide(inputs).order == "prefill-first"
+    """Without a wish of its own, and with a whole chunk of prompt, a request is prefilled first."""
+    return not ask.order and len(prompt(ask)) >= CHUNK_TOKENS
 
 
 def _prompt_s(workers: Workers, sample: Sequence[Ask]) -> float:

@@ -64,7 +64,7 @@ async def run(setup: Setup, directory: Path, progress: Progress = lambda what, d
     progress("starting", 0, 1)
     try:
         await stack.start()
-        await _under_watch(setup, stack, named, report, progress)
+        await _watched(setup, stack, named, report, progress)
     finally:
         await asyncio.to_thread(stack.stop)
     for name, service in named.items():
@@ -95,20 +95,13 @@ def build(setup: Setup, directory: Path) -> tuple[Stack, dict[str, Service]]:
     return stack, named
 
 
-async def _under_watch(
-    setup: Setup, stack: Stack, named: dict[str, Service], report: Report, progress: Progress
-) -> None:
-    pids = {name: service.process.pid for name, service in named.items() if service.process is not None}
-    assert stack.broker.process is not None
-    pids |= {"nats-server": stack.broker.process.pid, "client": os.getpid()}
-    taken = samples.Samples(stack.directory / "samples.csv", pids)
-    slots = {"prefill": setup.prefill.slots, "decode": setup.decode.slots}
-    watching = Watching(taken, named, slots, stack.directory / "kv", setup.limits.log_age_s)
+async def _watched(setup: Setup, stack: Stack, named: dict[str, Service], report: Report, progress: Progress) -> None:
+    """The soak and its watch, side by side, until the first of them is over."""
     buses = [await stack.connect() for _ in ("operator", *TENANTS)]
     clients = {tenant: Client(bus, tenant) for tenant, bus in zip(TENANTS, buses[1:], strict=True)}
-    asking = Asking(clients, buses[0], setup.limits, report)
-    watch = asyncio.create_task(watching.run(setup.sample_s))
-    work = asyncio.create_task(_work(setup, buses[0], asking, watching, report, progress))
+    watching = _watching(setup, stack, named)
+    soak = Soak(setup, buses[0], Asking(clients, buses[0], setup.limits, report), watching, report, progress)
+    watch, work = asyncio.create_task(watching.run(setup.sample_s)), asyncio.create_task(soak.run())
     try:
         await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
@@ -122,62 +115,86 @@ async def _under_watch(
             await bus.close()
 
 
-async def _work(setup: Setup, bus: Bus, asking: Asking, watching: Watching, report: Report, progress: Progress) -> None:
-    lasts_s = setup.minutes * 60
-    loading = asyncio.create_task(_load(setup, report.rate, asking))
-    try:
-        while not loading.done():
-            progress(f"{asking.ended} ended, {report.num_wrong} wrong", min(watching.now_s, lasts_s), lasts_s)
-            await asyncio.wait({loading}, timeout=1)
-        await loading
-    finally:
-        loading.cancel()
-    _measure(setup, watching, report)
-    report.outcomes, report.bad = dict(asking.outcomes), dict(asking.bad)
-    await _come_to_rest(setup, bus, asking, watching, report, progress)
+def _watching(setup: Setup, stack: Stack, named: dict[str, Service]) -> Watching:
+    pids = {name: service.process.pid for name, service in named.items() if service.process is not None}
+    assert stack.broker.process is not None
+    pids |= {"nats-server": stack.broker.process.pid, "client": os.getpid()}
+    taken = samples.Samples(stack.directory / "samples.csv", pids)
+    slots = {"prefill": setup.prefill.slots, "decode": setup.decode.slots}
+    return Watching(taken, named, slots, stack.directory / "kv", setup.limits.log_age_s)
 
 
-def _measure(setup: Setup, watching: Watching, report: Report) -> None:
-    begin, end = setup.warm_up_minutes * 60, setup.minutes * 60
-    by_process = samples.read(watching.samples.path)
-    report.measure({name: [one for one in all_ if begin <= one.at_s <= end] for name, all_ in by_process.items()})
-    report.busy = watching.busy()
+class Soak:
+    """Load, then rest, on a stack that runs. `bus`: an operator's."""
 
+    def __init__(
+        self, setup: Setup, bus: Bus, asking: Asking, watching: Watching, report: Report, progress: Progress
+    ) -> None:
+        self._setup = setup
+        self._bus = bus
+        self._asking = asking
+        self._watching = watching
+        self._report = report
+        self._progress = progress
 
-async def _load(setup: Setup, rate: float, asking: Asking) -> None:
-    """All windows, one after the other; returns when the last request is checked."""
-    began = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        for window in range(max(1, round(setup.minutes * 60 / WINDOW_S))):
-            starts = began + window * WINDOW_S
-            await asyncio.sleep(max(0.0, starts - time.monotonic()))
-            for ask in load.asks(setup.seed, window, rate):
-                group.create_task(asking.good(ask, starts))
-            for bad in load.bads(setup.seed, window, rate):
-                group.create_task(asking.bad_one(bad, starts))
+    async def run(self) -> None:
+        """Fills in the report."""
+        loading = asyncio.create_task(self._load())
+        try:
+            while not loading.done():
+                self._tell()
+                await asyncio.wait({loading}, timeout=1)
+            await loading
+        finally:
+            loading.cancel()
+        self._measure()
+        await self._come_to_rest()
 
+    def _tell(self) -> None:
+        lasts_s = self._setup.minutes * 60
+        told = f"{self._asking.ended} ended, {self._report.num_wrong} wrong"
+        self._progress(told, min(self._watching.now_s, lasts_s), lasts_s)
 
-async def _come_to_rest(
-    setup: Setup, bus: Bus, asking: Asking, watching: Watching, report: Report, progress: Progress
-) -> None:
-    """Every gauge to zero; then, with its age, the log."""
-    report.unsettled += [f"{name} was never above 0" for name in watching.never_moved()]
-    report.unsettled += await _until_zero(watching, False, setup.limits.max_deadline_s + SETTLE_S, "settling", progress)
-    if setup.expire:
-        report.unsettled += await _until_zero(watching, True, setup.limits.log_age_s + EXPIRE_S, "log", progress)
-    info = await bus.stream_info(subjects.DEAD)
-    report.dead_letters = int((info or {}).get("state", {}).get("messages", 0))
-    if report.dead_letters != asking.dead_letters:
-        report.unsettled.append(f"{report.dead_letters} dead letters, but {asking.dead_letters} are due")
+    async def _load(self) -> None:
+        """All windows, one after the other; returns when the last request is checked."""
+        began, seed, rate = time.monotonic(), self._setup.seed, self._report.rate
+        async with asyncio.TaskGroup() as group:
+            for window in range(max(1, round(self._setup.minutes * 60 / WINDOW_S))):
+                starts = began + window * WINDOW_S
+                await asyncio.sleep(max(0.0, starts - time.monotonic()))
+                for ask in load.asks(seed, window, rate):
+                    group.create_task(self._asking.good(ask, starts))
+                for bad in load.bads(seed, window, rate):
+                    group.create_task(self._asking.bad_one(bad, starts))
 
+    def _measure(self) -> None:
+        begin, end = self._setup.warm_up_minutes * 60, self._setup.minutes * 60
+        by_process = samples.read(self._watching.samples.path)
+        measured = {name: [one for one in taken if begin <= one.at_s <= end] for name, taken in by_process.items()}
+        report, asking = self._report, self._asking
+        report.measure(measured)
+        report.busy = self._watching.busy()
+        report.outcomes, report.bad = dict(asking.outcomes), dict(asking.bad)
 
-async def _until_zero(watching: Watching, log: bool, bound_s: float, what: str, progress: Progress) -> list[str]:
-    """What is not zero after `bound_s`, of each service."""
-    began = time.monotonic()
-    while True:
-        left = await watching.not_zero(log)
-        over = time.monotonic() - began
-        if not left or over > bound_s:
-            return left
-        progress(what, over, bound_s)
-        await asyncio.sleep(1)
+    async def _come_to_rest(self) -> None:
+        """Every gauge to zero; then, with its age, the log."""
+        report, limits = self._report, self._setup.limits
+        report.unsettled += [f"{name} was never above 0" for name in self._watching.never_moved()]
+        report.unsettled += await self._until_zero("settling", limits.max_deadline_s + SETTLE_S, log=False)
+        if self._setup.expire:
+            report.unsettled += await self._until_zero("the log ages", limits.log_age_s + EXPIRE_S, log=True)
+        info = await self._bus.stream_info(subjects.DEAD)
+        report.dead_letters = int((info or {}).get("state", {}).get("messages", 0))
+        if report.dead_letters != self._asking.dead_letters:
+            report.unsettled.append(f"{report.dead_letters} dead letters, but {self._asking.dead_letters} are due")
+
+    async def _until_zero(self, what: str, bound_s: float, *, log: bool) -> list[str]:
+        """What is not zero after `bound_s`, of each service. `log`: of the log, too."""
+        began = time.monotonic()
+        while True:
+            left = await self._watching.not_zero(log)
+            over = time.monotonic() - began
+            if not left or over > bound_s:
+                return left
+            self._progress(what, over, bound_s)
+            await asyncio.sleep(1)
