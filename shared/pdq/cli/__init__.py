@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import exits, operators, output, requests, setup, stack
+from pdq.cli import exits, operators, output, requests, setup, stack, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -45,6 +45,7 @@ def build() -> typer.Typer:
         requests.trace,
         operators.workers,
         operators.drain,
+        verify.verify,
         setup.init,
         setup.version,
     ):
