@@ -247,9 +247,7 @@ def variable(group: type[Group], field: str) -> str:
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Refuse `PDQ_*` variables that nothing reads: a typing error must not pass for a setting."""
-    known = SINGLE | {variable(group, field) for group in GROUPS for field in group.__struct_fields__}
-    unknown = sorted(name for name in environ if name.startswith("PDQ_") and name not in known)
-    if unknown:
+    if unknown := unknown_variables(environ):
         raise Misconfigured(f"unknown setting {', '.join(unknown)}")
 
 
@@ -310,6 +308,17 @@ def worker_id(settings: WorkerSettings, role: str) -> str:
 def shown(group: Group) -> dict[str, Any]:
     """A group for the log, without secrets; a password inside a URL is hidden too."""
     values = {}
+def known_variables() -> frozenset[str]:
+    """Every `PDQ_*` variable that something reads."""
+    return SINGLE | {variable(group, field) for group in GROUPS for field in group.__struct_fields__}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """`PDQ_*` variables that nothing reads, sorted."""
+    known = known_variables()
+    return sorted(name for name in environ if name.startswith("PDQ_") and name not in known)
+
+
     for field in group.__struct_fields__:
         value = getattr(group, field)
         if field in group.secret and value:

@@ -149,6 +149,11 @@ class Connection:
             raise Unavailable("the broker connection is closed for good")
 
     @property
+    def server_info(self) -> dict[str, Any]:
+        """What the server says of itself to whoever connects (its INFO): `version`, `host`, `auth_required`, ..."""
+        return dict(self._nc._server_info)
+
+    @property
     def max_payload(self) -> int:
         return int(self._nc.max_payload)
 

@@ -240,7 +240,7 @@ class Bus(Connection):
         name = config["name"]
         info = await self.stream_info(name)
         verb = "CREATE" if info is None else "UPDATE"
-        if info is not None and _covers(info["config"], config):
+        if info is not None and not differences(info["config"], config):
             return "unchanged"
         try:
             await self.api(f"STREAM.{verb}.{name}", config)
@@ -252,7 +252,7 @@ class Bus(Connection):
         """Create or update a durable consumer; returns as `ensure_stream`. Raises Misconfigured."""
         name = config["durable_name"]
         info = await self.consumer_info(stream, name)
-        if info is not None and _covers(info["config"], config):
+        if info is not None and not differences(info["config"], config):
             return "unchanged"
         body = {"stream_name": stream, "config": config, "action": "" if info else "create"}
         try:
@@ -281,6 +281,10 @@ async def connected(settings: BusSettings, name: str, stop: asyncio.Event) -> As
         await bus.close()
 
 
-def _covers(actual: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether every wanted value is what the server has; it adds fields of its own, and drops false ones."""
-    return all(actual.get(name) == value or (not value and not actual.get(name)) for name, value in wanted.items())
+def differences(actual: dict[str, Any], wanted: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Fields of a configuration that the server has otherwise: its value and the wanted one.
+
+    The server adds fields of its own, and drops those that are false or empty.
+    """
+    pairs = {name: (actual.get(name), value) for name, value in wanted.items()}
+    return {name: (has, wants) for name, (has, wants) in pairs.items() if has != wants and (has or wants)}
