@@ -30,6 +30,8 @@ ENDPOINT_TIMEOUT_S = 5.0
 CATCH_UP_S = 3.0
 """A follower that hears nothing for so long asks the read endpoint: a live copy can be lost."""
 RETRY_S = 0.25
+MOST_HELD_BYTES = 1 << 20
+"""Of live events that nobody has asked for yet. What is more is dropped, and read from the log when it is asked for."""
 
 
 class Submitted(NamedTuple):
@@ -140,6 +142,7 @@ class Follower:
         self._client = client
         self._request = request
         self._queue: asyncio.Queue[Stored | None] = asyncio.Queue()
+        self._held_bytes = 0
         self._newest = {"state": after, "out": after}
         self._transcript = Transcript() if not after else None
         """From the start of the log, the follower knows whether the end it sees is complete."""
@@ -148,6 +151,16 @@ class Follower:
 
     def take(self, stored: Stored) -> None:
         self._queue.put_nowait(stored)
+        self._held_bytes += len(stored.data)
+        if self._held_bytes > MOST_HELD_BYTES and self._queue.qsize() > 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Forget what nobody has asked for."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._held_bytes = 0
+        self.suspect()
 
     def suspect(self) -> None:
         """What was taken so far may not be followed by what is taken next."""
@@ -174,6 +187,7 @@ class Follower:
         stored = None
         with contextlib.suppress(TimeoutError):
             stored = await asyncio.wait_for(self._queue.get(), min(wait_s, CATCH_UP_S))
+            self._held_bytes = max(0, self._held_bytes - (len(stored.data) if stored is not None else 0))
         if stored is None:
             self._suspicious = True
             return []

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pdq import subjects
+from pdq.bus import Bus
 from pdq.client import Client, new_request_id
 from pdq.errors import NotStored
+from pdq.log import RequestLog, Transcript, first, follow
+from pdq.messages import Output, StageClaims, encode_json, pack_ids
 from pdq.settings import LimitSettings
 
 from tests.ask import Answer, ask, read_all
@@ -43,6 +50,11 @@ def memory(pid: int) -> int:
 def pids(stack: Stack) -> dict[str, int]:
     processes = {service.module: service.process for service in stack.services} | {"broker": stack.broker.process}
     return {name: process.pid for name, process in processes.items() if process is not None}
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """Who grew by more than may be, and by how much."""
+    return {name: after[name] - before[name] for name in before if after[name] - before[name] > MOST_GROWTH_BYTES}
 
 
 def memories(stack: Stack) -> dict[str, int]:
@@ -154,8 +166,7 @@ async def test_a_broker_with_a_full_disk_refuses_and_loses_nothing(stack: Stack,
         assert "disk is full" in service.get("/readyz")[1]
         assert service.get("/healthz")[0] == 200
     await asyncio.sleep(5)
-    after = memories(stack)
-    assert {name: after[name] - before[name] for name in before if after[name] - before[name] > MOST_GROWTH_BYTES} == {}
+    assert grown(before, memories(stack)) == {}
 
     disk.make_room()
     with pytest.raises(NotStored):
@@ -217,3 +228,131 @@ async def test_a_full_disk_outlasts_every_delivery_and_no_request_waits_for_ever
         assert ends == {never_seen: ["finished"], due: ["expired"]}
     finally:
         stack.stop()
+
+
+# ---- a client that reads nothing
+
+LONG = {"max_tokens": 3500, "ignore_eos": True, "temperature": 0, "logprobs": 5}
+"""An answer of about 1.5 MB of records."""
+
+
+def deaf(broker: Broker) -> socket.socket:
+    """A subscriber to every live event, which never reads again from its small socket."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(5)
+    sock.connect(("127.0.0.1", broker.port))
+    sock.sendall(b'CONNECT {"verbose":false,"name":"deaf"}\r\nSUB pdq.live.> 1\r\nPING\r\n')
+    while b"PONG" not in sock.recv(4096):
+        pass
+    return sock
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_and_costs_nobody_else(stack: Stack) -> None:
+    stack.broker.more = 'write_deadline: "2s"\n'
+    stack.add("pdq_router")
+    worker = stack.add("pdq_worker")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    reference = await ask(client, completion("k" * 100, **LONG))
+    before = memories(stack)
+    with contextlib.closing(deaf(stack.broker)):
+        answers = [await ask(client, completion("k" * 100, **LONG)) for _ in range(12)]
+        await until(lambda: "Slow Consumer" in (stack.broker.directory / "nats.log").read_text())
+        answers.append(await ask(client, completion("k" * 100, **LONG)))
+    after = memories(stack)
+    await bus.close()
+    assert all(answer.terminal == ["finished"] and answer.state.decode.attempt == 1 for answer in answers)
+    assert all(answer.transcript.ids == reference.transcript.ids for answer in answers)
+    assert stack.metric(worker, "pdq_redeliveries_total") == 0
+    assert grown(before, after) == {}
+
+
+TEXT = "x" * 500_000
+
+
+async def store_answer(bus: Bus, request: str, num_records: int) -> None:
+    """The log of a request with one token a record, and much text in each."""
+    log = RequestLog(bus)
+    accepted = await log.append("local", request, None, first("accepted"))
+    claim = follow(accepted.state, "claim", decode=StageClaims(attempt=1, owner="nobody"))
+    claimed = await log.append("local", request, accepted, claim)
+    for index in range(num_records):
+        await bus.publish(subjects.out("local", request), encode_json(Output.of(1, index, [index], TEXT)))
+    digest = hashlib.sha256(pack_ids(range(num_records))).hexdigest()
+    end = follow(claim, "finished", num_tokens=num_records, output_digest=digest)
+    await log.append("local", request, claimed, end)
+
+
+READER = """
+import asyncio, sys
+from pdq.bus import Bus
+from pdq.client import Client
+from pdq.settings import BusSettings
+from pdq.log import Transcript
+
+async def main(url, request):
+    bus = await Bus.connect(BusSettings(url=url), "reader")
+    answer = Transcript()
+    async with Client(bus, "local").follow(request) as follower:
+        print("ready", flush=True)
+        async for event in follower.events(120):
+            answer.feed(event)
+    print(bus.reconnects, answer.complete(), answer.digest(), flush=True)
+    await bus.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_reader_that_stands_still_is_cut_off_and_misses_nothing(stack: Stack) -> None:
+    stack.broker.more = 'write_deadline: "2s"\n'
+    stack.add("pdq_router")
+    stack.add("pdq_worker")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    request = new_request_id()
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])}
+    reader = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", READER, stack.url, request), env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    assert reader.stdout is not None
+    try:
+        assert await asyncio.wait_for(reader.stdout.readline(), 20) == b"ready\n"
+        os.kill(reader.pid, signal.SIGSTOP)
+        await store_answer(bus, request, num_records=60)
+        await until(lambda: "Slow Consumer" in (stack.broker.directory / "nats.log").read_text())
+        os.kill(reader.pid, signal.SIGCONT)
+        said = (await asyncio.wait_for(reader.stdout.readline(), 60)).split()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            reader.kill()
+        await reader.wait()
+    whole = await read_all(client, request)
+    await bus.close()
+    assert said == [b"1", b"True", whole.transcript.digest().encode()]
+
+
+async def test_a_follower_that_nobody_asks_holds_little_and_misses_nothing(stack: Stack) -> None:
+    stack.add("pdq_router")
+    await stack.start()
+    bus, other = await stack.connect(), await stack.connect()
+    client = Client(bus, "local")
+    idle, quick = new_request_id(), new_request_id()
+    async with client.follow(idle, catch_up=False) as follower:
+        before = memory(os.getpid())
+        await store_answer(other, idle, num_records=140)
+        await store_answer(other, quick, num_records=1)
+        async with client.follow(quick) as reader:
+            assert [event.seq async for event in reader.events(20)]
+        # All live events of `idle` have come over this connection by now.
+        growth = memory(os.getpid()) - before
+        answer = Transcript()
+        async for event in follower.events(60):
+            answer.feed(event)
+    await bus.close()
+    await other.close()
+    assert growth < MOST_GROWTH_BYTES < 140 * len(TEXT)
+    assert answer.complete() and len(answer.ids) == 140

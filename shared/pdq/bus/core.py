@@ -174,8 +174,11 @@ class Bus(Connection):
             seconds(message["time"]),
         )
 
-    async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 256) -> list[Stored]:
-        """Up to `limit` messages of a subject (wildcards allowed) after a sequence, in stream order.
+    async def read(
+        self, stream: str, subject: str, *, after: int = 0, limit: int = 256, max_bytes: int = 0
+    ) -> list[Stored]:
+        """Up to `limit` messages of a subject (wildcards allowed) after a sequence, in stream order; with `max_bytes`
+        none after those that come to as much.
 
         With replicas this may come from a follower that lags: whoever needs a certain message looks for it.
         """
@@ -193,7 +196,7 @@ class Bus(Connection):
         inbox = self.inbox()
         subscription = await self.subscribe(inbox, collect)
         try:
-            query = {"seq": after + 1, "next_by_subj": subject, "batch": limit}
+            query = {"seq": after + 1, "next_by_subj": subject, "batch": limit, "max_bytes": max_bytes}
             await self.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), reply=inbox)
             with broker_errors(f"read of {stream}"):
                 status = await asyncio.wait_for(done, API_TIMEOUT_S)

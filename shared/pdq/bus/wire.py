@@ -31,6 +31,11 @@ class Stored(NamedTuple):
         """Of a live copy: sequence of the message before it on the same subject, 0 if it is the first."""
         return int(self.headers.get("Nats-Last-Sequence", "0"))
 
+    @property
+    def num_after(self) -> int:
+        """Of a message read by subject: how many of that subject follow it."""
+        return int(self.headers.get("Nats-Num-Pending", "0"))
+
 
 class Ack(NamedTuple):
     """JetStream's acknowledgement of a publish."""

@@ -24,7 +24,7 @@ from pdq.messages import Event, Output, ReadPage, State, StateEvent, Usage, deco
 
 MAX_TRIES = 20
 """Compare-and-set rounds before giving up: each lost round means that somebody else made progress."""
-MAX_PAGE = 1_000
+MAX_PAGE, MAX_PAGE_BYTES = 1_000, 512 << 10
 
 
 class Entry(NamedTuple):
@@ -121,8 +121,10 @@ class RequestLog:
     async def read(self, tenant: str, request: str, *, after: int = 0, limit: int = 256) -> ReadPage:
         """One page of a request's events after a sequence, in stream order."""
         limit = max(1, min(limit, MAX_PAGE))
-        stored = await self._bus.read(subjects.LOG, subjects.log_of(tenant, request), after=after, limit=limit)
-        return ReadPage(events=tuple(map(to_event, stored)), more=len(stored) == limit)
+        where = subjects.log_of(tenant, request)
+        stored = await self._bus.read(subjects.LOG, where, after=after, limit=limit, max_bytes=MAX_PAGE_BYTES)
+        more = bool(stored) and stored[-1].num_after > 0
+        return ReadPage(events=tuple(map(to_event, stored)), more=more)
 
     async def read_up_to(self, tenant: str, request: str, seq: int) -> list[Event]:
         """All events up to and including `seq`, which must be one of this request's own records.
