@@ -43,9 +43,10 @@ class Asked:
 class Asker:
     """Runs requests over one client. `bound_s`: how long anything may take before it counts as lost."""
 
-    def __init__(self, client: Client, bound_s: float) -> None:
+    def __init__(self, client: Client, bound_s: float, model: str = MODEL) -> None:
         self._client = client
         self._bound_s = bound_s
+        self._model = model
 
     async def run(self, asked: Asked, started: float) -> None:
         """Ask at the request's time; never raises, but notes what went wrong. `started`: monotonic."""
@@ -74,7 +75,7 @@ class Asker:
         async def once() -> None:
             await self._client.submit(
                 body(ask),
-                model=MODEL,
+                model=self._model,
                 request=ask.request,
                 deadline_s=ask.deadline_s,
                 priority=ask.priority,
