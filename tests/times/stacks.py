@@ -37,7 +37,7 @@ def stack(directory: Path, ack_wait_s: float, profile: str = "instant") -> Itera
     """Add services, then enter `connected`. Whatever happens, no process is left behind."""
     directory.mkdir()
     limits = LimitSettings(ack_wait_s=ack_wait_s, worker_ttl_s=3.0)
-    found = Stack(directory, limits=limits, PDQ_ENGINE_SIM_PROFILE=profile)
+    found = Stack(directory, limits=limits, PDQ_ENGINE_SIM_PROFILE=profile, PDQ_WORKER_DRAIN_S="1")
     try:
         yield found
     finally:

@@ -58,7 +58,8 @@ async def test_an_interrupt_leaves_no_process_behind() -> None:
         await asyncio.wait_for(process.stderr.readline(), 60)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 60) == 130
+        _, told = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 130, told.decode()
     assert len(children) == 4
     assert not [child for child in children if child.is_running()]
 
