@@ -63,7 +63,7 @@ lint: $(STAMP) ## formatting, lint, types, the direction of imports, Dockerfiles
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy infra/setup/install.py infra/setup/lock.py
-	$(BIN)/mypy infra/compose/*.py infra/docker/*.py infra/lmcache/*.py
+	$(BIN)/mypy infra/compose/*.py infra/docker/*.py
 	$(BIN)/lint-imports
 	$(BIN)/hadolint services/*/Dockerfile infra/*/Dockerfile infra/docker/*.Dockerfile
 

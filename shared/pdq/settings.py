@@ -141,8 +141,14 @@ class EngineSettings(Group, frozen=True, kw_only=True):
 
 
 class KvSettings(Group, frozen=True, kw_only=True):
-    prefix: ClassVar[str] = "KV_"
+    """Where KV goes between workers; a worker and its LMCache server read the same."""
 
+    prefix: ClassVar[str] = "KV_"
+    secret: ClassVar[frozenset[str]] = frozenset({"pool_password"})
+
+    mode: Literal["host", "pool", "p2p"] = "host"
+    """`host`: the workers of a host share one LMCache server. `pool`: a server per worker, and a store that all
+    of them share. `p2p`: a server per worker, and they fetch from each other."""
     host: str = "127.0.0.1"
     port: int = 5555
     """LMCache server: the port engines speak to."""
@@ -150,10 +156,54 @@ class KvSettings(Group, frozen=True, kw_only=True):
     transfer_mode: Literal["auto", "engine_driven", "lmcache_driven"] = "auto"
     mq_timeout_s: float = 3.0
     heartbeat_s: float = 1.0
+    lookup_timeout_s: float = 5.0
+    """How long a prompt waits for its tiers to say what they hold, and to bring it near, before it is computed."""
     room_bytes: int = 512 << 20
     """KV that may wait for decode; a prefill worker takes no new job while more does."""
     key_file: str = ""
-    """File whose first 32 bytes key the hash of tenants; workers that share KV share it. Empty: no key."""
+    """File whose first 32 bytes key the hash of tenants and the encryption of a pool; workers that share KV share
+    it. Empty: no key."""
+    pool: str = ""
+    """The store of `pool`: `file:///directory`, `redis://host:port` (Valkey too), or
+    `s3://bucket?endpoint=http://host:port&region=name`."""
+    pool_user: str = ""
+    """User of Redis, or access key of S3 (else AWS_ACCESS_KEY_ID)."""
+    pool_password: str = ""
+    """Password of Redis, or secret key of S3 (else AWS_SECRET_ACCESS_KEY)."""
+    coordinator: str = ""
+    """LMCache's coordinator, through which the servers of `p2p` find each other: `http://host:port`."""
+    peer: str = ""
+    """`host:port` at which this server's own KV is fetched by others in `p2p`."""
+
+
+class KvServerSettings(Group, frozen=True, kw_only=True):
+    """Sizes and bounds of one LMCache server (`python -m pdq.kv.serve`)."""
+
+    prefix: ClassVar[str] = "KV_SERVER_"
+
+    host: str = "127.0.0.1"
+    """Address that it listens on. Whoever reaches its ports can read and write KV."""
+    memory_gb: float = 1.0
+    """Size of the first tier."""
+    shm_name: str = ""
+    """Shared memory segment of the first tier, through which engine-driven transfers pass; /dev/shm must have the
+    room. Empty: they pass as messages."""
+    engines: int = 2
+    """Engines that transfer at one time: one worker thread each, or they wait for each other."""
+    watermark: float = 0.8
+    """Share of the first tier, and of `pool_gb`, above which the least recently used goes."""
+    evict_share: float = 0.2
+    """Share of what is held that goes at one time."""
+    read_lock_s: int = 300
+    """How long what was looked up stays in the first tier for an engine that has not loaded it."""
+    write_lock_s: int = 600
+    """How long room is kept for a store that does not end."""
+    session_s: float = 600.0
+    """How long a request's lookup is remembered: longer than a request waits in an engine's queue."""
+    pool_gb: float = 0.0
+    """How much this server keeps in the pool of what it stored since its start. 0: the pool bounds itself."""
+    tenant_gb: float = 0.0
+    """The same for each tenant. 0: no quota."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,6 +283,7 @@ GROUPS: tuple[type[Group], ...] = (
     WorkerSettings,
     EngineSettings,
     KvSettings,
+    KvServerSettings,
 )
 SINGLE = frozenset({"PDQ_MODELS", "PDQ_HOME", "PDQ_TENANT", "PDQ_JAEGER_URL", "PDQ_LOG_LEVEL"})
 """Variables that stand alone: the models file, the local stack's directory, the CLI's tenant, the Jaeger
@@ -251,6 +302,17 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
         raise Misconfigured(f"unknown setting {', '.join(unknown)}")
 
 
+def known_variables() -> frozenset[str]:
+    """Every `PDQ_*` variable that something reads."""
+    return SINGLE | {variable(group, field) for group in GROUPS for field in group.__struct_fields__}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """`PDQ_*` variables that nothing reads, sorted."""
+    known = known_variables()
+    return sorted(name for name in environ if name.startswith("PDQ_") and name not in known)
+
+
 def load(group: type[S], environ: Mapping[str, str] = os.environ) -> S:
     """One group from the environment; absent variables keep their defaults. Raises Misconfigured."""
     raw: dict[str, Any] = {}
@@ -262,6 +324,11 @@ def load(group: type[S], environ: Mapping[str, str] = os.environ) -> S:
         return msgspec.convert(raw, group, strict=False)
     except msgspec.ValidationError as exc:
         raise Misconfigured(_explain(group, raw, exc)) from exc
+
+
+def variables(group: Group) -> dict[str, str]:
+    """The environment from which `load` makes this very group: for a process that is started with it."""
+    return {variable(type(group), field): str(getattr(group, field)) for field in group.__struct_fields__}
 
 
 def _explain(group: type[Group], raw: dict[str, Any], exc: msgspec.ValidationError) -> str:
@@ -286,6 +353,14 @@ def tenant(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("PDQ_TENANT", "local")
 
 
+AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+def aws(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """AWS's own variables, which an S3 pool may go by."""
+    return {name: environ[name] for name in AWS if name in environ}
+
+
 def jaeger_url(environ: Mapping[str, str] = os.environ) -> str:
     """Where a Jaeger answers queries (`http://127.0.0.1:16686`); empty: there is none."""
     return environ.get("PDQ_JAEGER_URL", "")
@@ -308,17 +383,6 @@ def worker_id(settings: WorkerSettings, role: str) -> str:
 def shown(group: Group) -> dict[str, Any]:
     """A group for the log, without secrets; a password inside a URL is hidden too."""
     values = {}
-def known_variables() -> frozenset[str]:
-    """Every `PDQ_*` variable that something reads."""
-    return SINGLE | {variable(group, field) for group in GROUPS for field in group.__struct_fields__}
-
-
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """`PDQ_*` variables that nothing reads, sorted."""
-    known = known_variables()
-    return sorted(name for name in environ if name.startswith("PDQ_") and name not in known)
-
-
     for field in group.__struct_fields__:
         value = getattr(group, field)
         if field in group.secret and value:

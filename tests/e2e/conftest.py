@@ -6,6 +6,7 @@ stopped before the next one starts.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import secrets
@@ -16,7 +17,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -24,9 +24,9 @@ import pytest_asyncio
 from pdq import model, settings
 from pdq.engines.base import Done, PrefillResult, Tokens, Work
 from pdq.engines.vllm import VllmEngine
-from pdq.kv.server import ServerOptions, command, environment, remove_shared_memory, wait_ready
+from pdq.kv.server import command, remove_shared_memory, wait_ready
 from pdq.messages import Sampling
-from pdq.settings import EngineSettings, KvSettings, ModelSpec
+from pdq.settings import EngineSettings, KvServerSettings, KvSettings, ModelSpec, variables
 from tokenizers import Tokenizer
 
 from tests.stack import Stack
@@ -40,26 +40,29 @@ MEMORY_GB = 0.75
 
 
 class KvServer:
-    """An LMCache server as a child process."""
+    """An LMCache server as a child process. `kv`: how an engine uses it."""
 
-    def __init__(self, log: Path, chunk_tokens: int) -> None:
-        self._log = log
-        self.options = ServerOptions(
-            port=free_port(),
-            http_port=free_port(),
-            chunk_tokens=chunk_tokens,
-            memory_gb=MEMORY_GB,
-            shm_name=f"test-{secrets.token_hex(4)}",
-        )
+    def __init__(self, directory: Path, spec: ModelSpec, memory_gb: float = MEMORY_GB, **kv: str) -> None:
+        """directory: for its log and models.toml, made if need be. kv: settings beyond its ports, such as `mode`."""
+        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        self.kv = msgspec.convert({"port": free_port(), "http_port": free_port(), **kv}, KvSettings)
+        self._sizes = KvServerSettings(memory_gb=memory_gb, shm_name=f"test-{secrets.token_hex(4)}")
         self._process: subprocess.Popen[bytes] | None = None
+        (directory / "models.toml").write_text(models_file(spec))
 
-    async def start(self, memory_gb: float = MEMORY_GB) -> None:
-        options = msgspec.structs.replace(self.options, memory_gb=memory_gb)
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command(options), env=os.environ | environment(), stdout=log, stderr=subprocess.STDOUT
-            )
-        await wait_ready(options, SERVER_START_S)
+    @property
+    def log(self) -> Path:
+        return self._directory / "lmcache.log"
+
+    async def start(self, memory_gb: float = 0) -> None:
+        """memory_gb: another size than it was made with."""
+        sizes = msgspec.structs.replace(self._sizes, memory_gb=memory_gb or self._sizes.memory_gb)
+        environ = os.environ | variables(self.kv) | variables(sizes)
+        environ["PDQ_MODELS"] = str(self._directory / "models.toml")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command(), env=environ, stdout=log, stderr=subprocess.STDOUT)
+        await wait_ready(self.kv.host, self.kv.http_port, SERVER_START_S)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -79,31 +82,34 @@ class KvServer:
                 self._process.wait(SERVER_STOP_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-        remove_shared_memory(self.options)
+        remove_shared_memory(self._sizes.shm_name)
 
 
 class Pair:
-    """A prefill engine and a decode engine that share one LMCache server and nothing else."""
+    """A prefill engine and a decode engine. They share one LMCache server and nothing else, or have one each."""
 
-    def __init__(self, spec: ModelSpec, server: KvServer, mode: str) -> None:
+    def __init__(self, spec: ModelSpec, server: KvServer, decode_server: KvServer | None = None) -> None:
         self.spec = spec
         self.server = server
-        self.kv = msgspec.convert(
-            {"port": server.options.port, "http_port": server.options.http_port, "transfer_mode": mode}, KvSettings
-        )
+        self.kv = server.kv
+        self.decode_server = decode_server or server
         cpus = sorted(os.sched_getaffinity(0))
         self.prefill = VllmEngine(spec, "prefill", engine_settings(cpus[0]), self.kv)
-        self.decode = VllmEngine(spec, "decode", engine_settings(cpus[-1]), self.kv)
+        self.decode = VllmEngine(spec, "decode", engine_settings(cpus[-1]), self.decode_server.kv)
 
     async def start(self) -> None:
-        await self.server.start()
+        await asyncio.gather(*(server.start() for server in self._servers()))
         await self.prefill.start()
         await self.decode.start()
 
     async def stop(self) -> None:
         await self.prefill.close()
         await self.decode.close()
-        self.server.stop()
+        for server in self._servers():
+            server.stop()
+
+    def _servers(self) -> set[KvServer]:
+        return {self.server, self.decode_server}
 
     async def handoff(self, work: Work) -> tuple[PrefillResult, Answer]:
         """What the two stages do for a request, without the queues between them."""
@@ -164,24 +170,28 @@ def default_model() -> ModelSpec:
     return msgspec.structs.replace(default, path=str(model.fetch(default, settings.home(), told)))
 
 
-def real_stack(directory: Path, spec: ModelSpec, server: KvServer, **options: Any) -> Stack:
-    """A stack whose workers have real engines, and their KV in `server`. options: those of `Stack`."""
+def real_stack(directory: Path, spec: ModelSpec, server: KvServer, limits: LimitSettings | None = None) -> Stack:
+    """A stack whose workers have real engines, and their KV in `server`."""
     stack = Stack(
         directory,
         PDQ_ENGINE_KIND="vllm",
         PDQ_ENGINE_KV_CACHE_BYTES=str(KV_CACHE_BYTES),
-        PDQ_KV_PORT=str(server.options.port),
-        PDQ_KV_HTTP_PORT=str(server.options.http_port),
-        **options,
+        **variables(server.kv),
+        limits=limits,
     )
     stack.models = [spec.slug]
-    (directory / "models.toml").write_text(
+    (directory / "models.toml").write_text(models_file(spec))
+    return stack
+
+
+def models_file(spec: ModelSpec) -> str:
+    """models.toml with this one model."""
+    return (
         f'[models.{spec.slug}]\nid = "{spec.id}"\npath = "{spec.path}"\n'
         f"max_model_len = {spec.max_model_len}\nvocab_size = {spec.vocab_size}\n"
         f'eos_token_ids = {list(spec.eos_token_ids)}\ndtype = "{spec.dtype}"\n'
         f"block_tokens = {spec.block_tokens}\nchunk_tokens = {spec.chunk_tokens}\n"
     )
-    return stack
 
 
 @pytest.fixture(scope="session")
@@ -200,15 +210,17 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def server(spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvServer]:
-    server = KvServer(tmp_path_factory.mktemp("lmcache") / "log", spec.chunk_tokens)
+    server = KvServer(tmp_path_factory.mktemp("lmcache"), spec)
     yield server
     server.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(spec: ModelSpec, server: KvServer, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(
+    spec: ModelSpec, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Pair]:
     """Parametrise it indirectly with a transfer mode."""
-    pair = Pair(spec, server, request.param)
+    pair = Pair(spec, KvServer(tmp_path_factory.mktemp("lmcache"), spec, transfer_mode=request.param))
     try:
         await pair.start()
         yield pair

@@ -247,7 +247,7 @@ async def until_idle(engine: VllmEngine) -> None:
 
 
 async def holds(pair: Pair, each: Work) -> bool:
-    tier = Tier(pair.kv.host, pair.kv.http_port, pair.spec.id, pair.spec.chunk_tokens)
+    tier = Tier(pair.kv, pair.spec.id)
     try:
         return await tier.holds(each.prompt, each.salt, 2.0)
     finally:

@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from pdq.engines.base import Work
 from pdq.engines.vllm import VllmEngine
-from pdq.settings import KvSettings, ModelSpec
+from pdq.settings import ModelSpec
 
 from tests import promql
 from tests.e2e.conftest import KvServer, engine_settings, greedy
@@ -23,15 +23,14 @@ PROMPT_CHUNKS = 30
 
 
 def metrics(server: KvServer) -> dict[str, set[str]]:
-    url = f"http://127.0.0.1:{server.options.http_port}/metrics"
+    url = f"http://127.0.0.1:{server.kv.http_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:
         return promql.exposed(answer.read().decode())
 
 
 async def test_every_series_of_the_dashboard_is_live(spec: ModelSpec, server: KvServer) -> None:
     await server.start(memory_gb=SMALL_GB)
-    kv = KvSettings(port=server.options.port, http_port=server.options.http_port)
-    engine = VllmEngine(spec, "prefill", engine_settings(sorted(os.sched_getaffinity(0))[0]), kv)
+    engine = VllmEngine(spec, "prefill", engine_settings(sorted(os.sched_getaffinity(0))[0]), server.kv)
     queries = promql.queries("lmcache.json")
     try:
         await engine.start()

@@ -24,7 +24,7 @@ NUM_TOKENS = 20
 async def measure(directory: Path, repeats: int, tell: Tell, tick: Tick) -> None:
     tick("starting the engine")
     spec = default_model()
-    server = KvServer(directory / "lmcache.log", spec.chunk_tokens)
+    server = KvServer(directory, spec)
     made: Stack | None = None
     try:
         await server.start()

@@ -12,15 +12,17 @@ from pdq.engines.reports import Inbox, Loaded, Looked, Report, Reporter, Stored
 from pdq.engines.runs import Run
 from pdq.engines.vllm_config import parse_cpus
 from pdq.errors import Misconfigured
-from pdq.kv.server import ServerOptions, command
 from pdq.kv.tier import Tier
 from pdq.messages import Sampling
+from pdq.settings import KvSettings
 
 BOUND_S = 10.0
 
 
 def looked(tier: int = 0, external: int = 0, local: int = 0) -> Looked:
-    return Looked(run="r", local_tokens=local, tier_tokens=tier, external_tokens=external, start_ns=1, end_ns=2)
+    return Looked(
+        run="r", request="r-1", local_tokens=local, tier_tokens=tier, external_tokens=external, start_ns=1, end_ns=2
+    )
 
 
 def loaded(ok: bool = True) -> Loaded:
@@ -142,7 +144,7 @@ async def test_closing_an_inbox_closes_what_is_connected_to_it() -> None:
 async def test_a_tier_that_does_not_answer_holds_nothing() -> None:
     with socket.socket() as port:
         port.bind(("127.0.0.1", 0))
-        tier = Tier("127.0.0.1", port.getsockname()[1], "model", 32)
+        tier = Tier(KvSettings(http_port=port.getsockname()[1]), "model")
         try:
             assert not await tier.holds([1] * 32, "00", BOUND_S)
             port.listen()  # connects, and never answers
@@ -163,10 +165,3 @@ def test_cpus_are_read(text: str, cpus: set[int]) -> None:
 def test_bad_cpus_are_named(text: str) -> None:
     with pytest.raises(Misconfigured, match="PDQ_ENGINE_CPUS"):
         parse_cpus(text)
-
-
-def test_the_server_listens_on_loopback_and_runs_no_scripts() -> None:
-    line = command(ServerOptions(port=1, http_port=2, chunk_tokens=32, shm_name="name"))
-    assert line[line.index("--host") + 1] == line[line.index("--http-host") + 1] == "127.0.0.1"
-    assert line[line.index("--chunk-size") + 1] == "32"
-    assert "--run-script-api-enabled" not in line

@@ -76,7 +76,8 @@ async def is_ready(process: ProcessRecord) -> bool:
         return False
     if process.name == "nats":
         return await listening(process.ports["nats"])
-    path = "healthcheck" if process.name == "lmcache" else "readyz"
+    path = "healthcheck" if process.name.startswith("lmcache") else "readyz"
+    path = "healthz" if process.name == "coordinator" else path
     return await answers(f"http://{HOST}:{process.ports['http']}/{path}")
 
 

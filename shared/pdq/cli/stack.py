@@ -13,6 +13,7 @@ from pdq.cli.running import reported, run
 
 if TYPE_CHECKING:
     from pdq.cli.connect import Target
+    from pdq.up.caches import KvMode
     from pdq.up.plan import Options
     from pdq.up.record import Record
 
@@ -27,6 +28,10 @@ def up(
     order: Annotated[
         Literal["prefill-first", "decode-only"] | None, typer.Option(help="Of requests that ask for none.")
     ] = None,
+    kv: Annotated[
+        Literal["host", "pool", "p2p"] | None,
+        typer.Option(help="How KV moves: one LMCache server; a server per worker and a pool; from peer to peer."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once it is ready; `pdq down` ends it.")
     ] = False,
@@ -35,7 +40,7 @@ def up(
 ) -> None:
     """Run the whole stack on this machine, until Ctrl-C.
 
-    The broker (nats-server), the KV cache (LMCache), the router, a prefill and a decode worker: each a process
+    The broker (nats-server), the KV tiers (LMCache), the router, a prefill and a decode worker: each a process
     with a free port, a log and a place in `pdq status`. One that dies is restarted. Nothing is left behind.
 
     \b
@@ -44,12 +49,13 @@ def up(
       pdq up --detach                   in the background; pdq down ends it
       pdq up --model ORG/NAME           another model of the Hugging Face hub
       pdq up --engine sim --detach      no weights, ready in seconds
+      pdq up --kv pool                  KV through a directory that both workers read
       pdq up -d --json                  ports and process ids, for scripts
 
     Files are in $PDQ_HOME/stack (~/.pdq/stack): logs/, traces/, the broker's store.
     """
     with reported(as_json):
-        options = _options(engine, model, order, timeout)
+        options = _options(engine, model, order, timeout, kv)
         if detach:
             _detach(options, as_json)
         else:
@@ -92,14 +98,18 @@ def status(
             _stack_status(as_json, nats_url)
 
 
-def _options(engine: Literal["vllm", "sim"], model: str, order: str | None, timeout: float) -> Options:
+def _options(
+    engine: Literal["vllm", "sim"], model: str, order: str | None, timeout: float, kv: KvMode | None
+) -> Options:
     from pdq import settings
+    from pdq.settings import KvSettings
     from pdq.up.layout import Layout
     from pdq.up.plan import Options
 
     settings.check_environment(os.environ)
     layout = Layout.of(settings.home(os.environ))
-    return Options(layout, os.environ, engine, model, order or "", timeout)
+    mode = kv or settings.load(KvSettings, os.environ).mode
+    return Options(layout, os.environ, engine, model, order or "", timeout, mode)
 
 
 def _foreground(options: Options, as_json: bool) -> None:
@@ -134,6 +144,7 @@ def _detach(options: Options, as_json: bool) -> None:
     arguments = ["--engine", options.engine, "--timeout", f"{options.timeout_s:g}"]
     arguments += ["--model", options.model] if options.model else []
     arguments += ["--order", options.order] if options.order else []
+    arguments += ["--kv", options.kv]
     with progress.shown() as show:
         record = background.detach(options, arguments, show)
     if as_json:

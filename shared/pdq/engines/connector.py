@@ -25,6 +25,9 @@ REPORTS = "pdq.reports"
 """Extra configuration: path of the front's socket; the core ends when the front is gone."""
 MODEL = "pdq.model"
 """Extra configuration: the model's name in the tier. A path would differ between machines."""
+LOOKUP_TIMEOUT = "pdq.lookup_timeout"
+"""Extra configuration: seconds that a prompt waits for its lookup. The server answers that it is still busy, as
+long as a lower tier does not answer it."""
 
 ENGINE_SUFFIX = len("-12345678")
 
@@ -45,7 +48,7 @@ def run_of(request_id: str) -> str:
 
 
 class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
-    """See the module. Configured by vLLM's `kv_connector_extra_config`: `lmcache.mp.*` and the two above."""
+    """See the module. Configured by vLLM's `kv_connector_extra_config`: `lmcache.mp.*` and the three above."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -56,6 +59,7 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
             self.scheduler_adapter.model_name = extra[MODEL]
         else:
             self.worker_adapter.model_name = extra[MODEL]
+        self._lookup_timeout_ns = int(extra[LOOKUP_TIMEOUT] * 1e9)
         self._lookups: dict[str, int] = {}
         self._looked: dict[str, Looked] = {}
         self._loads: dict[str, int] = {}
@@ -66,6 +70,10 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         started = self._lookups.setdefault(request.request_id, time.time_ns())
         found, asynchronous = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if found is None and time.time_ns() - started > self._lookup_timeout_ns:
+            log.warning("the KV tiers did not answer in time; the prompt is computed")
+            self.scheduler_adapter._finished_lookup_results[request.request_id] = 0
+            found, asynchronous = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found is not None:
             self._report_lookup(request.request_id, num_computed_tokens, found, started)
         return found, asynchronous
@@ -77,6 +85,7 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
             return  # the scheduler asks again while it has no room for the request
         looked = Looked(
             run=run_of(request_id),
+            request=request_id,
             local_tokens=local,
             tier_tokens=tier,
             external_tokens=external,

@@ -24,6 +24,8 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     """The scheduler knows what is cached of a prompt. Times are Unix nanoseconds."""
 
     run: str
+    request: str
+    """The engine core's own name of it, which the LMCache server knows."""
     local_tokens: int
     """In the engine's own prefix cache."""
     tier_tokens: int

@@ -6,6 +6,7 @@ import asyncio
 
 from pdq.engines.base import Phase, Work
 from pdq.engines.reports import Loaded, Looked, Report, Stored
+from pdq.kv.where import Served, TierName
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -68,8 +69,8 @@ class Run:
             return "store_late"
         return ""
 
-    def kv_phases(self, bytes_per_token: int) -> list[Phase]:
-        """`kv.lookup`, and `kv.load` where there was one."""
+    def kv_phases(self, bytes_per_token: int, served: Served | None) -> list[Phase]:
+        """`kv.lookup`, and `kv.load` where there was one. `served`: which tier it came from, where that is known."""
         phases = []
         if self.looked:
             found: Attributes = {"pdq.kv.tokens": self.looked.tier_tokens, "pdq.kv.local_tokens": self.local_tokens}
@@ -79,11 +80,16 @@ class Run:
                 "pdq.kv.tokens": self.loaded_tokens,
                 "pdq.kv.bytes": self.loaded_tokens * bytes_per_token,
             }
+            if served:
+                moved["pdq.kv.tier"] = served.tier
             phases.append(_phase("kv.load", self.loaded, moved))
         return phases
 
-    def store_phase(self, end_ns: int, tokens: int, bytes_per_token: int, cause: str) -> Phase | None:
-        """`kv.store`, from the first store's begin: with chunked prefill it overlaps `engine.prefill`."""
+    def store_phase(self, end_ns: int, tokens: int, bytes_per_token: int, tier: TierName, cause: str) -> Phase | None:
+        """`kv.store`, from the first store's begin: with chunked prefill it overlaps `engine.prefill`.
+
+        tier: where the tokens were confirmed.
+        """
         if not self._stores:
             return None
         start_ns = min(store.start_ns for store in self._stores)
@@ -92,8 +98,7 @@ class Run:
             "pdq.kv.bytes": tokens * bytes_per_token,
             "pdq.kv.transfer_ms": sum(store.end_ns - store.start_ns for store in self._stores) / 1e6,
         }
-        if cause:
-            attributes["pdq.kv.cause"] = cause
+        attributes |= {"pdq.kv.cause": cause} if cause else {"pdq.kv.tier": tier}
         return Phase(name="kv.store", start_ns=start_ns, end_ns=max(start_ns, end_ns), attributes=attributes)
 
 

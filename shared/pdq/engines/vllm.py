@@ -27,11 +27,15 @@ from pdq.engines.vllm_config import HASH_SEED, Role, contract, engine_args, envi
 from pdq.engines.vllm_text import decode_params, prefill_params, tokens_of
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.kv.tier import Tier
+from pdq.kv.where import Served
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
 
 SHUTDOWN_S = 10.0
+HELD_S = 2.0
+"""How long the tiers may take to say what they hold before it counts as nothing."""
 CONFIRM_S = 2.0
-"""How long chunks may take to become readable after their store has ended: milliseconds, or there was no room."""
+"""How long chunks may take to become readable in the server's memory after their store has ended: milliseconds, or
+there was no room. On to a pool they may take as long as the store itself."""
 
 
 class VllmEngine:
@@ -43,7 +47,7 @@ class VllmEngine:
         self._settings = settings
         self._kv = kv
         self._inbox = Inbox(self._hear)
-        self._tier = Tier(kv.host, kv.http_port, spec.id, spec.chunk_tokens)
+        self._tier = Tier(kv, spec.id)
         self._stats = LatestStats()
         self._runs: dict[str, Run] = {}
         self._numbers = count()
@@ -87,11 +91,12 @@ class VllmEngine:
             async for _ in self._outputs(run, prefill_params):
                 pass
             computed_ns = time.time_ns()
-            cause = await self._wait_readable(run, whole)
+            cause, served = await asyncio.gather(self._wait_readable(run, whole), self._served(run))
             stored = 0 if cause else whole
-            phases = run.kv_phases(self.info.kv_bytes_per_token)
+            phases = run.kv_phases(self.info.kv_bytes_per_token, served)
             phases.append(_compute("engine.prefill", start_ns, computed_ns, run, {"pdq.tokens": len(work.prompt)}))
-            if store := run.store_phase(time.time_ns(), stored, self.info.kv_bytes_per_token, cause):
+            store = run.store_phase(time.time_ns(), stored, self.info.kv_bytes_per_token, self._tier.read, cause)
+            if store:
                 phases.append(store)
             return PrefillResult(
                 stored_tokens=stored,
@@ -99,6 +104,9 @@ class VllmEngine:
                 cause=cause,
                 phases=tuple(phases),
             )
+
+    async def held(self, work: Work) -> int:
+        return self._spec.chunk_tokens * await self._tier.held(work.prompt, work.salt, HELD_S)
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done]:
         if (ended := ended_before(work, self._spec.eos_token_ids)) is not None:
@@ -118,10 +126,9 @@ class VllmEngine:
                         times.saw(len(tokens.ids))
                         yield tokens
             self._inbox.drain()
-            phases = run.kv_phases(self.info.kv_bytes_per_token)
-            phases.append(
-                _compute("engine.decode", start_ns, time.time_ns(), run, {"pdq.tokens": times.num}, times.events())
-            )
+            end_ns, served = time.time_ns(), await self._served(run)
+            phases = run.kv_phases(self.info.kv_bytes_per_token, served)
+            phases.append(_compute("engine.decode", start_ns, end_ns, run, {"pdq.tokens": times.num}, times.events()))
             yield Done(
                 finish_reason="stop" if reason == "stop" else "length",
                 loaded_tokens=run.loaded_tokens,
@@ -219,8 +226,15 @@ class VllmEngine:
         cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
         if cause:
             return cause
-        readable = await self._tier.holds(run.work.prompt[:tokens], run.work.salt, CONFIRM_S)
-        return "" if readable else "store_failed"
+        in_pool = self._tier.read == "l2"
+        bound_s = self._settings.store_timeout_s if in_pool else CONFIRM_S
+        if await self._tier.holds(run.work.prompt[:tokens], run.work.salt, bound_s):
+            return ""
+        return "store_late" if in_pool else "store_failed"
+
+    async def _served(self, run: Run) -> Served | None:
+        """Which tier the run's load came from, where there was one."""
+        return await self._tier.served(run.looked.request) if run.looked and run.loaded_tokens else None
 
 
 class _TokenTimes:

@@ -110,6 +110,7 @@ def connector_config(spec: ModelSpec, kv: KvSettings, reports: str) -> dict[str,
         "lmcache.mp.hash_algorithm": HASH_ALGORITHM,
         "pdq.model": spec.id,
         "pdq.reports": reports,
+        "pdq.lookup_timeout": kv.lookup_timeout_s,
     }
 
 

@@ -1,47 +1,85 @@
-"""What the KV tier holds, asked over the LMCache server's HTTP port.
+"""What the KV tiers hold, asked over the LMCache server's HTTP port.
 
 A store's own result is not enough to promise anything to decode. It says that the store ran without an error:
-chunks for which the server had no room are skipped without one, and in its `lmcache_driven` mode the server
-answers before the chunks can be read. So what is promised is looked up first.
+chunks for which the server had no room are skipped without one, in its `lmcache_driven` mode the server answers
+before the chunks can be read, and a pool is written to after that. So what is promised is looked up first, in the
+tier that decode reads from.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import aiohttp
+import msgspec
+
+from pdq.kv.where import Question, Served, TierName, Where
+from pdq.settings import KvSettings
 
 FIRST_POLL_S = 0.005
 LAST_POLL_S = 0.1
+SERVED_TIMEOUT_S = 0.5
 WORLD_SIZE = 1
+
+_encoder = msgspec.json.Encoder()
+_where = msgspec.json.Decoder(Where)
+_served = msgspec.json.Decoder(Served)
 
 
 class Tier:
-    """One LMCache server. Opens its session on first use; close it with `close`."""
+    """A worker's own LMCache server, and what lies below it. Opens its session on first use; close it with `close`."""
 
-    def __init__(self, host: str, http_port: int, model: str, chunk_tokens: int) -> None:
-        self._url = f"http://{host}:{http_port}"
+    def __init__(self, kv: KvSettings, model: str) -> None:
+        self._url = f"http://{kv.host}:{kv.http_port}"
         self._model = model
-        self._chunk_tokens = chunk_tokens
         self._session: aiohttp.ClientSession | None = None
+        self.read: TierName = "l2" if kv.mode == "pool" else "l1"
+        """The tier that other workers read from: the pool, or the server's own memory."""
+
+    async def where(self, tokens: Sequence[int], salt: str) -> Where:
+        """Which tier holds how much of a prompt. Bounded by the server's own bounds; the caller has one too.
+
+        Raises aiohttp.ClientError when the server does not answer, or knows no engine of this model.
+        """
+        question = Question(model=self._model, world_size=WORLD_SIZE, salt=salt, tokens=list(tokens))
+        return _where.decode(await self._call("POST", "/pdq/where", _encoder.encode(question)))
+
+    async def held(self, tokens: Sequence[int], salt: str, timeout_s: float) -> int:
+        """Leading chunks of `tokens` that one tier holds under `salt`; 0 when the server does not say in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                where = await self.where(tokens, salt)
+        except (TimeoutError, aiohttp.ClientError):
+            return 0
+        return max(where.near, where.far or 0)
 
     async def holds(self, tokens: Sequence[int], salt: str, timeout_s: float) -> bool:
-        """Whether every whole chunk of `tokens` can be read under `salt`, within `timeout_s`.
+        """Whether other workers can read every whole chunk of `tokens` under `salt`, within `timeout_s`.
 
-        Asks again while some are missing, and brings those that lie in a lower tier up to the first.
-        False also when the server does not answer, or knows no engine of this model.
+        Asks again while some are missing. False also when the server does not answer, or knows no engine of this
+        model.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 pause_s = FIRST_POLL_S
-                while not await self._prefetch(tokens, salt):
+                while not self._readable(await self.where(tokens, salt)):
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LAST_POLL_S)
                 return True
         except (TimeoutError, aiohttp.ClientError):
             return False
+
+    async def served(self, request: str) -> Served | None:
+        """Which tier a lookup was served from; None when the server does not know it any more, or not say soon.
+
+        request: the engine core's own name of it.
+        """
+        try:
+            async with asyncio.timeout(SERVED_TIMEOUT_S):
+                return _served.decode(await self._call("GET", f"/pdq/lookups/{request}"))
+        except (TimeoutError, aiohttp.ClientError):
+            return None
 
     async def wait_up(self) -> None:
         """Return once the server answers that it is healthy. The caller bounds the wait."""
@@ -57,26 +95,13 @@ class Tier:
             await self._session.close()
             self._session = None
 
-    async def _prefetch(self, tokens: Sequence[int], salt: str) -> bool:
-        body = {
-            "model_name": self._model,
-            "world_size": WORLD_SIZE,
-            "token_ids": list(tokens),
-            "cache_salt": salt,
-        }
-        job = await self._call("POST", "/cache/prefetches", body)
-        if job["chunks"] != len(tokens) // self._chunk_tokens:
-            return False
-        while True:
-            state = await self._call("GET", f"/cache/prefetches/{job['request_id']}")
-            if state["status"] == "completed":
-                return bool(state["found_keys"] == state["total_keys"])
-            await asyncio.sleep(FIRST_POLL_S)
+    def _readable(self, where: Where) -> bool:
+        held = where.far if self.read == "l2" else where.near
+        return held == where.chunks
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(self._url)
-        async with self._session.request(method, path, json=body) as response:
+        async with self._session.request(method, path, data=body) as response:
             response.raise_for_status()
-            answer: dict[str, Any] = await response.json()
-            return answer
+            return await response.read()

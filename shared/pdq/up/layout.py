@@ -47,6 +47,16 @@ class Layout(NamedTuple):
         return self.root / "sim-kv"
 
     @property
+    def kv_pool(self) -> Path:
+        """The common store of `--kv pool`, unless another is configured. It stays from one `pdq up` to the next."""
+        return self.root / "kv-pool"
+
+    @property
+    def kv_key(self) -> Path:
+        """What tenants' names are hashed with, and a pool is encrypted with."""
+        return self.root / "kv-key"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

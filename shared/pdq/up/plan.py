@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,11 @@ from pdq import settings, subjects
 from pdq.bus import Bus
 from pdq.engines.vllm_config import is_cpu_build
 from pdq.init import init
-from pdq.kv import server as lmcache
 from pdq.settings import BusSettings, LimitSettings, ModelSpec, WorkerSettings
+from pdq.up import caches
+from pdq.up.caches import Caches, KvMode
 from pdq.up.layout import Layout
-from pdq.up.machine import HOST, cpu_halves, free_port, has_shared_memory, listening, nats_server
+from pdq.up.machine import HOST, cpu_halves, free_port, listening, nats_server
 from pdq.up.model import EngineKind
 from pdq.up.process import Spec
 
@@ -25,8 +25,6 @@ SERVICES = ("router", "prefill", "decode")
 PROBE_TIMEOUT_S = 2.0
 DRAIN_S = 5.0
 """Whoever stops a local stack waits for it: running requests get less time than in a deployment."""
-CACHE_GB = 1.0
-"""LMCache's first tier."""
 GPU_SHARE = 0.4
 """Two engines share one GPU."""
 
@@ -41,10 +39,12 @@ class Options(NamedTuple):
     model: str = ""
     order: str = ""
     timeout_s: float = 900.0
+    kv: KvMode = "host"
+    """How KV goes from prefill to decode; the sim engine has a way of its own."""
 
     @property
     def processes(self) -> tuple[str, ...]:
-        return ("nats", *(("lmcache",) if self.engine == "vllm" else ()), *SERVICES)
+        return ("nats", *(caches.names(self.kv) if self.engine == "vllm" else ()), *SERVICES)
 
 
 class Plan:
@@ -55,7 +55,7 @@ class Plan:
         self._options = options
         self._layout = options.layout
         self._model = model
-        self._cache: lmcache.ServerOptions | None = None
+        self._caches: Caches | None = None
 
     def nats(self) -> Spec:
         """The broker. Raises Misconfigured when it is not installed."""
@@ -78,26 +78,11 @@ class Plan:
         finally:
             await bus.close()
 
-    def lmcache(self) -> Spec:
-        """The KV tier of both engines."""
-        options = lmcache.ServerOptions(
-            port=free_port(),
-            http_port=free_port(),
-            host=HOST,
-            chunk_tokens=self._model.chunk_tokens,
-            memory_gb=CACHE_GB,
-            shm_name=f"pdq-{os.getpid()}" if has_shared_memory(lmcache.SHM_DIRECTORY, CACHE_GB) else "",
-        )
-        self._cache = options
-        segment = lmcache.SHM_DIRECTORY / f"{lmcache.SHM_PREFIX}{options.shm_name}"
-        return Spec(
-            "lmcache",
-            tuple(lmcache.command(options)),
-            clean(self._options.environ) | lmcache.environment(),
-            lambda: answers(f"http://{HOST}:{options.http_port}/healthcheck"),
-            {"lmcache": options.port, "http": options.http_port},
-            leftovers=(segment,) if options.shm_name else (),
-        )
+    def caches(self) -> list[list[Spec]]:
+        """The KV tiers of the engines. Raises Misconfigured."""
+        options = self._options
+        self._caches = Caches(self._layout, clean(options.environ), options.kv, self._model)
+        return self._caches.specs(answers)
 
     def router(self) -> Spec:
         order = {"PDQ_ROUTER_ORDER": self._options.order} if self._options.order else {}
@@ -112,12 +97,8 @@ class Plan:
         fixed = {"PDQ_ENGINE_KIND": self._options.engine, "PDQ_WORKER_MODEL": self._model.slug}
         if self._options.engine == "sim":
             fixed["PDQ_ENGINE_SIM_KV_DIR"] = str(self._layout.sim_kv)
-        if self._cache is not None:
-            fixed |= {
-                "PDQ_KV_HOST": HOST,
-                "PDQ_KV_PORT": str(self._cache.port),
-                "PDQ_KV_HTTP_PORT": str(self._cache.http_port),
-            }
+        if self._caches is not None:
+            fixed |= self._caches.of(name)
         spec = self._service(name, {"PDQ_ENGINE_CPUS": cpus} if cpus else {})
         drain_s = settings.load(WorkerSettings, spec.environment).drain_s
         return spec._replace(environment=dict(spec.environment) | fixed, stop_s=drain_s + 10)

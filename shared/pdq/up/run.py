@@ -114,7 +114,7 @@ class _Stack:
         await self._plan.init()
         self._recorder.set(nats_url=self._plan.nats_url)
         if self._options.engine == "vllm":
-            await self._supervisor.start([self._plan.lmcache()])
+            await self._supervisor.start(*self._plan.caches())
         else:
             shutil.rmtree(self._options.layout.sim_kv, ignore_errors=True)
             self._options.layout.sim_kv.mkdir()

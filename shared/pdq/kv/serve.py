@@ -1,0 +1,80 @@
+"""Run one LMCache server from settings: `python -m pdq.kv.serve`.
+
+LMCache's own server, in this process, with three things more: pdq's serde, so that what lies in a pool is
+encrypted and authenticated; routes that tell which tier holds what (`pdq.kv.holdings`); and no routes that would
+show secrets. Settings are checked first: a bad one ends the process before anything is allocated.
+
+Settings: `PDQ_KV_*`, `PDQ_KV_SERVER_*`, and `PDQ_MODELS`, `PDQ_WORKER_MODEL` for the model's chunk size.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from pdq import settings
+from pdq.errors import Misconfigured
+from pdq.kv import keys, pool, serde, server
+from pdq.kv.pool import Pool
+from pdq.settings import KvServerSettings, KvSettings, WorkerSettings
+
+HIDDEN_ROUTES = frozenset({"/env", "/config", "/run_script"})
+"""They show the environment and the configuration, secrets included, or run what they are sent."""
+
+
+def main() -> None:
+    try:
+        settings.check_environment()
+        kv, sizes = settings.load(KvSettings), settings.load(KvServerSettings)
+        spec = settings.load_models(settings.models_path()).one(settings.load(WorkerSettings).model)
+        server.check(kv, sizes)
+        store = prepared(kv)
+        os.environ.update(server.environment())
+        extend(kv, sizes, store)
+    except Misconfigured as exc:
+        sys.exit(f"pdq: {exc}")
+    # /dev/shm outlives a container: a server that was killed has left its segment there.
+    server.remove_shared_memory(sizes.shm_name)
+    from lmcache.cli.main import main as lmcache
+
+    lmcache(server.arguments(kv, sizes, spec.chunk_tokens, store))
+
+
+def prepared(kv: KvSettings) -> Pool | None:
+    """The pool, ready to be opened; None when there is none. Raises Misconfigured."""
+    if kv.mode != "pool":
+        return None
+    store = pool.parse(kv, settings.aws())
+    keys.read(kv.key_file)
+    store.prepare()
+    return store
+
+
+def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
+    """Add to LMCache, and take from it, what the module's docstring says."""
+    from lmcache.v1.multiprocess.http_server import app
+
+    from pdq.kv import holdings
+
+    quota_bytes = int(sizes.tenant_gb * (1 << 30))
+    app.include_router(holdings.router(holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)))
+    hide(app.router.routes)
+    if store is None:
+        return
+    serde.register()
+    if store.kind == "redis":
+        os.environ["LMCACHE_RESP_USERNAME"], os.environ["LMCACHE_RESP_PASSWORD"] = store.credentials[:2]
+    elif store.kind == "s3":
+        from pdq.kv import s3
+
+        s3.adapt(store)
+
+
+def hide(routes: list[Any]) -> None:
+    """Take out `HIDDEN_ROUTES`."""
+    routes[:] = [route for route in routes if getattr(route, "path", "") not in HIDDEN_ROUTES]
+
+
+if __name__ == "__main__":
+    main()
