@@ -110,6 +110,8 @@ class Stack:
             "PDQ_ENGINE_KIND": "sim",
             "PDQ_ENGINE_SIM_KV_DIR": str(self.directory / "kv"),
             "PDQ_TRACE_FILE": str(self.directory / f"{service}.jsonl"),
+            # What `auto` chooses depends on what was measured by then.
+            "PDQ_ROUTER_ORDER": "prefill-first",
             "PDQ_LIMIT_ACK_WAIT_S": str(self.limits.ack_wait_s),
             "PDQ_LIMIT_WORKER_TTL_S": str(self.limits.worker_ttl_s),
             **self.settings,

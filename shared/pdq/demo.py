@@ -71,7 +71,19 @@ def _run(environ: Mapping[str, str]) -> int:
 
 def _ask(environ: Mapping[str, str]) -> int:
     request = f"demo-{int(time.time())}"
-    options = ["--id", request, "--system", SYSTEM, "--max-tokens", str(MAX_TOKENS), "--temperature", "0"]
+    # Whatever is soonest on this machine, this is what is to be shown.
+    options = [
+        "--order",
+        "prefill-first",
+        "--id",
+        request,
+        "--system",
+        SYSTEM,
+        "--max-tokens",
+        str(MAX_TOKENS),
+        "--temperature",
+        "0",
+    ]
     if _pdq(environ, "submit", *options, PROMPT).returncode:
         return FAILED
     print(flush=True)

@@ -21,6 +21,21 @@ VERSION = 1
 """Version of every message below. A reader refuses a message of a newer version, by name."""
 
 Order = Literal["prefill-first", "decode-first", "decode-only"]
+AskedOrder = Literal["auto", "prefill-first", "decode-first", "decode-only"]
+"""What a client or a router's setting may ask for; `auto` leaves the choice to the router."""
+OrderReason = Literal[
+    "requested",
+    "default",
+    "no_prefill_worker",
+    "short_prompt",
+    "cached",
+    "long_prompt",
+    "prefill_sooner",
+    "decode_sooner",
+    "partly_cached",
+]
+LocalCause = Literal["late", "prefill_failed", "no_prefill_worker", "queue_full"]
+"""Why decode computes a prompt itself that was to be prefilled elsewhere."""
 Priority = Literal["high", "normal", "low"]
 StageName = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
@@ -90,6 +105,8 @@ class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     prompt: bytes
     """Packed token ids."""
     sampling: Sampling
+    handoff: bool = True
+    """Publish the decode job once the KV can be read. False: decode has the request, and waits for `prefilled`."""
 
 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decode"):
@@ -104,6 +121,9 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     prompt: bytes
     sampling: Sampling
     promise: Promise | None = None
+    prefill_wait_s: float = 0.0
+    """decode-first: what decode lacks of the prompt's KV is made by a prefill worker, and waited for so long at
+    most. 0: decode computes it."""
 
 
 Job = PrefillJob | DecodeJob
@@ -200,6 +220,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill: StageClaims = StageClaims()
     decode: StageClaims = StageClaims()
     promise: Promise | None = None
+    local: str = ""
+    """decode-first: why decode computes the prompt itself after all (a LocalCause); set by `local`, and final."""
     timings_ms: dict[str, float] = {}
 
     # terminal events
@@ -292,6 +314,17 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     headers: dict[str, str] = {}
 
 
+class Costs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker has measured of its own work, exponentially weighted means; 0: nothing yet."""
+
+    prompt_tokens_s: float = 0.0
+    """Prompt tokens computed in a second."""
+    store_bytes_s: float = 0.0
+    """Bytes of KV that are made readable in a second, as far as it takes longer than the computing."""
+    load_bytes_s: float = 0.0
+    kv_bytes_per_token: int = 0
+
+
 class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's entry in the PDQ_WORKERS bucket, alive as long as its beats come."""
 
@@ -303,6 +336,9 @@ class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slots: int = 0
     busy: int = 0
     at: float = 0.0
+    costs: Costs = Costs()
+    kv_usage: float = 0.0
+    """Share of its engine's KV memory in use, 0 to 1."""
     about: dict[str, str] = {}
     """What it runs on (`pdq.about`): for `pdq doctor`; nothing is decided by it."""
 

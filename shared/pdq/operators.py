@@ -14,6 +14,7 @@ from pdq.messages import (
     DecodeJob,
     DrainReply,
     Job,
+    Order,
     PrefillJob,
     WorkerBeat,
     decode_job,
@@ -84,8 +85,7 @@ async def replay(bus: Bus, letter: Letter) -> Submitted:
     if letter.letter.stage == "route":
         return await client.submit(letter.letter.body, model=letter.model, request=new_request_id(), headers=headers)
     job = _job(letter)
-    handed_off = isinstance(job, PrefillJob) or job.promise is not None
-    headers[ORDER_HEADER] = "prefill-first" if handed_off else "decode-only"
+    headers[ORDER_HEADER] = order_of(job)
     return await client.submit(
         encode_json(completion_of(job)),
         model=job.model,
@@ -93,6 +93,15 @@ async def replay(bus: Bus, letter: Letter) -> Submitted:
         priority=job.priority,
         headers=headers,
     )
+
+
+def order_of(job: Job) -> Order:
+    """The order that a job is part of."""
+    if isinstance(job, PrefillJob):
+        return "prefill-first" if job.handoff else "decode-first"
+    if job.prefill_wait_s:
+        return "decode-first"
+    return "decode-only" if job.promise is None else "prefill-first"
 
 
 def completion_of(job: Job) -> dict[str, Any]:

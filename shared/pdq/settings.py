@@ -19,7 +19,7 @@ import msgspec
 
 from pdq import subjects
 from pdq.errors import Misconfigured
-from pdq.messages import Order
+from pdq.messages import AskedOrder
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +97,14 @@ class HttpSettings(Group, frozen=True, kw_only=True):
 class RouterSettings(Group, frozen=True, kw_only=True):
     prefix: ClassVar[str] = "ROUTER_"
 
-    order: Order = "prefill-first"
-    """The order of requests that ask for none."""
+    order: AskedOrder = "auto"
+    """The order of requests that ask for none; `auto` chooses by what each would take."""
+    short_prompt_tokens: int = 256
+    """`auto`, while costs are not measured: prompts that lack fewer tokens of KV are computed by decode."""
+    handoff_s: float = 0.01
+    """`auto`: what a handoff takes besides moving its KV."""
+    prefill_wait_s: float = 30.0
+    """decode-first: how long decode waits for a prefill at most before it computes the prompt itself."""
     default_deadline_s: float = 600.0
     default_max_tokens: int = 256
     queue_limit: int = 1_000

@@ -73,7 +73,7 @@ class Home:
         )
 
     def up(self, **settings: str) -> dict[str, Any]:
-        done = self.run("up", "--engine", "sim", "--detach", "--json", **settings)
+        done = self.run("up", "--engine", "sim", "--order", "prefill-first", "--detach", "--json", **settings)
         assert done.returncode == 0, done
         found: dict[str, Any] = json.loads(done.stdout)
         return found

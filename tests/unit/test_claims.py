@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pdq.log import Entry, first, follow
-from pdq.messages import Promise, StageClaims, State
+from pdq.messages import ErrorInfo, Promise, StageClaims, State
 from pdq.stage import claims
 from pdq.stage.claims import Claim, Drop, End, GiveUp, Resend, judge, owns
 
@@ -85,6 +85,66 @@ def test_claims_fence_only_their_own_stage() -> None:
     assert owns(entry, "decode", 1) == ""
     assert owns(Entry(9, follow(state, "finished")), "decode", 1) == "ended"
     assert owns(None, "decode", 1) == "ended"
+
+
+# ---- decode-first: a prefill that decode has delegated
+
+
+def waiting(**fields: object) -> State:
+    """Decode has claimed a decode-first request, and waits for its prefill."""
+    claimed = {"order": "decode-first", "decode": StageClaims(attempt=1, owner="d"), **fields}
+    return follow(routed(), "claim", stage="decode", **claimed)
+
+
+def test_a_delegated_prefill_is_claimed_beside_decode() -> None:
+    found = verdict(waiting(), "prefill")
+    assert isinstance(found, Claim)
+    assert (found.state.prefill.owner, found.state.decode.owner) == ("me", "d")
+    again = verdict(waiting(prefill=StageClaims(attempt=1, owner="dead")), "prefill")
+    assert isinstance(again, Claim) and (again.state.prefill.attempt, again.state.prefill.failures) == (2, 1)
+
+
+def test_a_delegated_prefill_is_claimed_while_decode_changes_hands() -> None:
+    assert isinstance(verdict(waiting(decode=StageClaims(attempt=1)), "prefill"), Claim)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (waiting(local="late"), "decode computes it: late"),
+        (waiting(promise=Promise(tokens=32)), "already prefilled"),
+        (waiting(promise=Promise(cause="store_failed")), "already prefilled"),
+        (follow(waiting(), "cancelling", cause="client"), "decode ends it"),
+        (waiting(deadline=NOW), "decode ends it"),
+        (follow(waiting(), "finished"), "already finished"),
+    ],
+)
+def test_a_delegated_prefill_that_is_of_no_use_is_dropped(state: State, reason: str) -> None:
+    assert verdict(state, "prefill") == Drop(reason)
+
+
+def test_a_decode_claim_after_local_or_prefilled_goes_on() -> None:
+    for state in (waiting(local="late"), waiting(promise=Promise(tokens=32)), waiting()):
+        found = verdict(state, "decode")
+        assert isinstance(found, Claim)
+        assert (found.state.decode.attempt, found.state.local, found.state.promise) == (2, state.local, state.promise)
+
+
+def test_too_many_attempts_of_a_delegated_prefill_are_given_up() -> None:
+    assert isinstance(verdict(waiting(prefill=StageClaims(attempt=3, owner="dead", failures=2)), "prefill"), GiveUp)
+
+
+def test_local_takes_the_stage_from_prefill_and_from_nobody_else() -> None:
+    state = waiting(local="late", prefill=StageClaims(attempt=1, owner="p"))
+    assert owns(Entry(9, state), "prefill", 1) == "ended"
+    assert owns(Entry(9, state), "decode", 1) == ""
+    assert owns(Entry(9, waiting(prefill=StageClaims(attempt=1, owner="p"))), "prefill", 1) == ""
+
+
+def test_a_prefill_that_fails_is_left_to_decode() -> None:
+    state = claims.left(waiting(prefill=StageClaims(attempt=3, owner="p")), "p", ErrorInfo(code="broken", message="m"))
+    assert (state.event, state.local, state.cause, state.ended) == ("local", "prefill_failed", "broken", False)
+    assert (state.prefill.owner, state.decode.owner) == ("", "d")
 
 
 def test_follow_keeps_the_register_and_forgets_what_was_said_of_one_event() -> None:

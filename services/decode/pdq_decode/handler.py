@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing
 
+import msgspec
 from pdq.engines.base import Done, Engine, Work
 from pdq.errors import Unavailable
 from pdq.kv.contract import salt
-from pdq.messages import DecodeJob, KvReport, unpack_ids
+from pdq.messages import DecodeJob, KvReport, Promise, unpack_ids
 from pdq.stage import Answer, Attempt
 
 log = logging.getLogger("pdq.decode")
@@ -26,29 +27,41 @@ class DecodeHandler:
 
     async def handle(self, job: DecodeJob, attempt: Attempt) -> Answer:
         info = self._engine.info
-        promise = job.promise
         work = Work(
             request=f"{job.tenant}.{job.request}.d{attempt.number}",
             prompt=tuple(unpack_ids(job.prompt)),
             sampling=job.sampling,
             salt=salt(info.contract, job.tenant, self._key),
-            # KV of another contract lies under another salt: it is not found, so it is not promised either.
-            promise=promise if promise is not None and promise.contract == info.contract else None,
             traceparent=attempt.traceparent,
             shown=attempt.shown,
         )
+        promise = await self._promise(job, work, attempt)
+        if promise is not None and promise.contract == info.contract:
+            # KV of another contract lies under another salt: it is not found, so it is not promised either.
+            work = msgspec.structs.replace(work, promise=promise)
         done = await self._generate(work, attempt)
         kv = KvReport(
             promised_tokens=promise.tokens if promise else 0,
             loaded_tokens=done.loaded_tokens,
             local_tokens=done.local_tokens,
-            cause=self._refused(job),
+            cause=self._refused(job.request, promise),
         )
         return Answer(finish_reason=done.finish_reason, kv=kv, phases=done.phases)
 
-    def _refused(self, job: DecodeJob) -> str:
-        """Why the job's promise is not gone by; empty when it is, or there is none."""
-        promise, own = job.promise, self._engine.info.contract
+    async def _promise(self, job: DecodeJob, work: Work, attempt: Attempt) -> Promise | None:
+        """What was handed over; or, where decode goes first, what was made for it."""
+        if attempt.delegate is None:
+            return job.promise
+        return await attempt.delegate(lambda: self._missing(work))
+
+    async def _missing(self, work: Work) -> int:
+        """Tokens of the prompt's whole chunks that no tier holds. A rest at its end is computed here anyway."""
+        chunk = self._engine.info.chunk_tokens
+        return max(0, len(work.prompt) // chunk * chunk - await self._engine.held(work))
+
+    def _refused(self, request: str, promise: Promise | None) -> str:
+        """Why a promise is not gone by; empty when it is, or there is none."""
+        own = self._engine.info.contract
         if promise is None or not promise.tokens or promise.contract == own:
             return ""
         log.warning(
@@ -56,7 +69,7 @@ class DecodeHandler:
             "`pdq doctor` tells what differs",
             promise.contract[:12] or "(none)",
             own[:12],
-            extra={"request_id": job.request, "cause": CONTRACT},
+            extra={"request_id": request, "cause": CONTRACT},
         )
         return CONTRACT
 

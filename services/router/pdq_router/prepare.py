@@ -15,14 +15,14 @@ import msgspec
 from pdq import subjects
 from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REPLAY_HEADER, REQUEST_HEADER
 from pdq.errors import Rejected
-from pdq.messages import PRIORITIES, Order, Priority, Sampling
+from pdq.messages import PRIORITIES, AskedOrder, Priority, Sampling
 from pdq.settings import Models, ModelSpec
 
 from pdq_router.body import Body, ChatBody, Message, parse_body
 from pdq_router.refusals import Code, refuse, shown
 from pdq_router.tokens import Tokenizer, check_ids
 
-ORDERS: tuple[Order, ...] = get_args(Order)
+ORDERS: tuple[AskedOrder, ...] = get_args(AskedOrder)
 SEED_MASK = 2**63 - 1
 
 Headers = Mapping[str, str]
@@ -198,7 +198,7 @@ def priority(headers: Headers) -> Priority:
     return _one_of(headers, PRIORITY_HEADER, PRIORITIES) or "normal"
 
 
-def requested_order(headers: Headers) -> Order | None:
+def requested_order(headers: Headers) -> AskedOrder | None:
     """The order that the request asks for, if any. Raises Rejected."""
     return _one_of(headers, ORDER_HEADER, ORDERS)
 

@@ -16,7 +16,9 @@ from pdq.errors import Rejected, Retryable
 from pdq.log import RequestLog, first
 from pdq.messages import ErrorInfo
 from pdq.stage.dead import DeadLetters
+from pdq.stage.delegation import leave_to_decode
 from pdq.stage.run import Run
+from pdq.telemetry import Metrics
 
 from pdq_router import prepare
 from pdq_router.endings import Endings, running
@@ -31,10 +33,11 @@ ADVISORY = "$JS.EVENT.ADVISORY."
 class Reaper:
     """`process` is what the worker loop calls for each message of PDQ_REAP."""
 
-    def __init__(self, bus: Bus, endings: Endings, dead: DeadLetters) -> None:
+    def __init__(self, bus: Bus, endings: Endings, dead: DeadLetters, metrics: Metrics) -> None:
         self._bus = bus
         self._dead = dead
         self._endings = endings
+        self._metrics = metrics
         self._log = RequestLog(bus)
 
     async def process(self, delivery: Delivery, run: Run) -> None:
@@ -90,7 +93,9 @@ class Reaper:
         if stream == subjects.SUBMIT:
             begin = first("failed", model=where.model, submit_seq=stored.seq, submitted=stored.time_s, error=error)
             await self._endings.fail_submit(where.tenant, where.request, begin)
-        else:
+        elif stream != subjects.PREFILL or not await leave_to_decode(
+            self._log, self._metrics, where.tenant, where.request, error
+        ):
             await self._endings.end(where.tenant, where.request, "failed", error=error)
 
 

@@ -19,10 +19,10 @@ from pdq.bus import Bus, Delivery
 from pdq.errors import QueueFull, Rejected, Retryable
 from pdq.log import UNREAD, Entry, Known, RequestLog, first, follow
 from pdq.messages import (
+    AskedOrder,
     DecodeJob,
     ErrorInfo,
     Job,
-    Order,
     PrefillJob,
     Priority,
     StageName,
@@ -37,10 +37,10 @@ from pdq.telemetry import Metrics, StageSpan, Telemetry
 
 from pdq_router import prepare
 from pdq_router.admission import Admission, Overloaded
-from pdq_router.order import OrderInputs, decide
+from pdq_router.order import Decision, OrderInputs, decide
 from pdq_router.timers import Timers
 from pdq_router.tokens import INLINE_BYTES, Tokenizer
-from pdq_router.workers import LiveWorkers
+from pdq_router.workers import Workers
 
 log = logging.getLogger("pdq.router")
 
@@ -59,7 +59,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     deadline: float = 0.0
     priority: Priority = "normal"
-    order: Order | None = None
+    order: AskedOrder | None = None
     replay_of: str = ""
 
     @property
@@ -92,7 +92,7 @@ class Router:
         self._worker = worker
         self._log = RequestLog(bus)
         self._timers = Timers(bus)
-        self._live = LiveWorkers(bus)
+        self._workers = Workers(bus)
         self._admission = admission
         self._dead = DeadLetters(bus, metrics, worker)
 
@@ -209,15 +209,7 @@ class Router:
         prepared = await self._prepare(submit)
         span.set_sampling(prepared.sampling)
         spec = prepared.spec
-        decision = decide(
-            OrderInputs(
-                requested=submit.order,
-                default=self._settings.order,
-                prompt_tokens=len(prepared.prompt),
-                chunk_tokens=spec.chunk_tokens,
-                live_prefill_workers=await self._live.count("prefill", spec.slug),
-            )
-        )
+        decision = await self._decide(submit, prepared)
         if accepted.state.event == "accepted":
             stage: StageName = "prefill" if decision.order == "prefill-first" else "decode"
             await self._admission.check(stage, spec.slug, submit.priority)
@@ -249,7 +241,22 @@ class Router:
         )
         # A second delivery after `routed` publishes the job of the order that stands in the log.
         if entry is not None and entry.state.event == "routed":
-            await self._queue(submit, entry.state, _job(submit, prepared, entry.state), span)
+            await self._queue(submit, entry.state, _job(submit, prepared, entry.state, decision), span)
+
+    async def _decide(self, submit: Submit, prepared: prepare.Prepared) -> Decision:
+        settings = self._settings
+        return decide(
+            OrderInputs(
+                requested=submit.order,
+                default=settings.order,
+                prompt_tokens=len(prepared.prompt),
+                chunk_tokens=prepared.spec.chunk_tokens,
+                handoff_s=settings.handoff_s,
+                short_prompt_tokens=settings.short_prompt_tokens,
+                prefill_wait_s=settings.prefill_wait_s,
+                **(await self._workers.stages(prepared.spec.slug))._asdict(),
+            )
+        )
 
     async def _prepare(self, submit: Submit) -> prepare.Prepared:
         def work() -> prepare.Prepared:
@@ -266,6 +273,7 @@ class Router:
 
     async def _queue(self, submit: Submit, state: State, job: Job, span: StageSpan) -> None:
         span.set(order=state.order, reason=state.reason, prompt_tokens=state.prompt_tokens)
+        span.set(**{f"pdq.order.{name}": value for name, value in state.inputs.items()})
         published_s = time.time()
         try:
             await publish_job(self._bus, job, span.headers())
@@ -274,6 +282,8 @@ class Router:
         # As of the publish: what follows runs while the next stage does.
         span.end(at_s=published_s)
         self._metrics.routed(state.order, state.reason)
+        if state.reason == "no_prefill_worker":
+            self._metrics.fell_back("no_prefill_worker")
         self._metrics.queue_wait("route", span.queue_wait_s)
         self._metrics.stage("route", state.timings_ms.get("route", 0.0) / 1e3)
         fields = {"action": "route.routed", "request_id": submit.request, "order": state.order}
@@ -313,14 +323,19 @@ class Router:
         )
 
 
-def _job(submit: Submit, prepared: prepare.Prepared, state: State) -> Job:
-    kind = PrefillJob if state.order == "prefill-first" else DecodeJob
-    return kind(
-        request=submit.request,
-        tenant=submit.tenant,
-        model=prepared.spec.slug,
-        priority=submit.priority,
-        deadline=submit.deadline,
-        prompt=pack_ids(prepared.prompt),
-        sampling=prepared.sampling,
-    )
+def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Decision) -> Job:
+    """The first job of the order that stands in the log."""
+    common: dict[str, Any] = {
+        "request": submit.request,
+        "tenant": submit.tenant,
+        "model": prepared.spec.slug,
+        "priority": submit.priority,
+        "deadline": submit.deadline,
+        "prompt": pack_ids(prepared.prompt),
+        "sampling": prepared.sampling,
+    }
+    if state.order == "prefill-first":
+        return PrefillJob(**common)
+    if state.order == "decode-first":
+        return DecodeJob(**common, prefill_wait_s=decision.prefill_wait_s)
+    return DecodeJob(**common)

@@ -28,7 +28,8 @@ def submit(
     deadline: Annotated[float | None, typer.Option(metavar="SECONDS", help="End it after so long.")] = None,
     priority: Annotated[Literal["high", "normal", "low"] | None, typer.Option(help="Its queue.")] = None,
     order: Annotated[
-        Literal["prefill-first", "decode-only"] | None, typer.Option(help="Its way through the stages.")
+        Literal["auto", "prefill-first", "decode-first", "decode-only"] | None,
+        typer.Option(help="Its way through the stages; auto: what is estimated to be the soonest."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Complete the prompt as it is, without a chat template.")] = False,
     request: Annotated[str, typer.Option("--id", metavar="ID", help="Name it; a repeated name is not run twice.")] = "",

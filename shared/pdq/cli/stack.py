@@ -26,7 +26,8 @@ def up(
         str, typer.Option(metavar="NAME", help="A name of models.toml, a Hugging Face id, or a directory.")
     ] = "",
     order: Annotated[
-        Literal["prefill-first", "decode-only"] | None, typer.Option(help="Of requests that ask for none.")
+        Literal["auto", "prefill-first", "decode-first", "decode-only"] | None,
+        typer.Option(help="Of requests that ask for none; default: auto, what is estimated to be the soonest."),
     ] = None,
     kv: Annotated[
         Literal["host", "pool", "p2p"] | None,

@@ -149,6 +149,12 @@ class Engine(Protocol):
     async def prefill(self, work: Work) -> PrefillResult:
         """Compute the prompt's KV and return when it can be read elsewhere (or is known not to be)."""
 
+    async def held(self, work: Work) -> int:
+        """Tokens from the prompt's start, in whole chunks, whose KV the tiers hold now: what decode could load.
+
+        Bounded, and raises nothing: a tier that does not answer holds nothing.
+        """
+
     def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """Generate: any number of `Tokens`, then one `Done`.
 

@@ -104,6 +104,9 @@ class SimEngine:
         async with aclosing(self._tasks.serve(work.request, body)) as results:
             return await anext(results)
 
+    async def held(self, work: Work) -> int:
+        return await self._tier.held(work)
+
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """See the contract; one token per `Tokens`. Aborted: Interrupted."""
         check(work, self._spec)

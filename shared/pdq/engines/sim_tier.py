@@ -35,6 +35,10 @@ class Tier:
         self._faults = faults
         self._store_timeout_s = store_timeout_s
 
+    async def held(self, work: Work) -> int:
+        """Tokens of the prompt's chunks that are there, damaged or not."""
+        return self._chunk * await asyncio.to_thread(self._directory.lookup, work.salt, work.prompt)
+
     async def load(self, work: Work) -> tuple[Loaded, tuple[Phase, ...]]:
         """What need not be computed of the prompt; `kv.lookup`, and `kv.load` where something was found."""
         start = time.time_ns()

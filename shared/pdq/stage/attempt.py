@@ -29,6 +29,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Handoff | Answer
 
 
+Delegate = Callable[[Callable[[], Awaitable[int]]], Awaitable[Promise | None]]
+
+
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One claim of a stage on a request, as its handler sees it."""
 
@@ -36,6 +39,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str
     emit: Callable[[Tokens], Awaitable[None]]
     """Publish some output tokens (decode only)."""
+    delegate: Delegate | None = None
+    """decode-first: have the prompt prefilled elsewhere, unless the function given finds that no token of its whole
+    chunks is missing here. Returns what can be loaded then; None: compute it here."""
     shown: tuple[int, ...] = ()
     """Output tokens of earlier attempts, to go on after (decode only)."""
 

@@ -3,6 +3,9 @@
 Claims fence only their own stage. Once a request is routed, its tokens and its normal end belong to the
 newest decode claim; a prefill owner may end a request only while no decode claim stands; a cancel or a
 deadline always may.
+
+Under decode-first the prefill is delegated: its claim stands beside that of decode, whose the request is. It writes
+`prefilled`, or `local` where it cannot, and never an end. It is dropped once the request is `local` or has ended.
 """
 
 from __future__ import annotations
@@ -64,6 +67,10 @@ def judge(newest: Entry | None, stage: StageName, worker: str, now: float, max_a
     state = newest.state
     if state.ended:
         return Drop(f"already {state.event}")
+    if stage == "prefill" and delegated(state):
+        if reason := _decode_needs_none(state, now):
+            return Drop(reason)
+        return _claim(state, stage, worker, max_attempts)
     if state.event == "cancelling":
         return End(follow(state, "cancelled", cause=state.cause))
     if state.deadline and now >= state.deadline:
@@ -71,6 +78,22 @@ def judge(newest: Entry | None, stage: StageName, worker: str, now: float, max_a
     if stage == "prefill" and (state.promise is not None or state.decode.attempt):
         return Drop("decode has it") if state.decode.attempt else Resend(state)
     return _claim(state, stage, worker, max_attempts)
+
+
+def delegated(state: State) -> bool:
+    """Whether a prefill of this request is one that decode waits for."""
+    return state.order == "decode-first"
+
+
+def _decode_needs_none(state: State, now: float) -> str:
+    """Why a delegated prefill is of no use any more; empty when it is."""
+    if state.local:
+        return f"decode computes it: {state.local}"
+    if state.promise is not None:
+        return "already prefilled"
+    if state.event == "cancelling" or (state.deadline and now >= state.deadline):
+        return "decode ends it"
+    return ""
 
 
 def _claim(state: State, stage: StageName, worker: str, max_attempts: int) -> Verdict:
@@ -88,12 +111,22 @@ def owns(newest: Entry | None, stage: StageName, attempt: int) -> str:
     """Whether an attempt may still write: empty if so, else why not (`ended` or `fenced`)."""
     if newest is None or newest.state.ended:
         return "ended"
+    if stage == "prefill" and newest.state.local:
+        return "ended"
     claims = of_stage(newest.state, stage)
     return "" if claims.attempt == attempt and claims.owner else "fenced"
 
 
 def failed(state: State, error: ErrorInfo) -> State:
     return follow(state, "failed", error=error)
+
+
+def left(state: State, worker: str, error: ErrorInfo) -> State:
+    """A delegated prefill is given up: decode computes the prompt itself."""
+    done = msgspec.structs.replace(state.prefill, owner="")
+    return follow(
+        state, "local", stage="prefill", worker=worker, cause=error.code, local="prefill_failed", prefill=done
+    )
 
 
 def expired(state: State, where: str) -> State:

@@ -30,10 +30,15 @@ class Room:
         self._waiting = 0
         """Handoffs that wait, as the broker said last; and all that were made here since."""
 
-    def stored(self, num_bytes: int) -> None:
-        """Take a handoff and the size of its KV into account."""
-        self._mean_bytes += (num_bytes - self._mean_bytes) * (WEIGHT if self._mean_bytes else 1.0)
-        self._waiting += 1
+    def stored(self, num_bytes: int, *, waits: bool = True) -> None:
+        """Take a prefill and the size of its KV into account.
+
+        waits: it was handed off. One that decode waits for already lies in nobody's way: it counts as 0, so that the
+        mean is that of a waiting decode job, of which some come without KV.
+        """
+        size = num_bytes if waits else 0
+        self._mean_bytes += (size - self._mean_bytes) * (WEIGHT if self._mean_bytes else 1.0)
+        self._waiting += waits
 
     async def wait(self) -> None:
         """Return once the waiting handoffs leave room. A broker that does not answer holds up nobody here:

@@ -3,6 +3,7 @@
 | what happened                | the request                                  | the message      |
 |------------------------------|----------------------------------------------|------------------|
 | prefill done (Handoff)       | `prefilled`, then the decode job is published| ack              |
+| ... delegated by decode      | `prefilled`: decode waits for it             | ack              |
 | answer done (Answer)         | tokens stored, then `finished`               | ack              |
 | Rejected                     | `failed` with its code, dead letter          | term             |
 | not decodable                | `failed`, dead letter                        | term             |
@@ -12,6 +13,9 @@
 | stopping (drain)             | `released` (`drain`)                         | nak at once      |
 | anything else                | `released` (`error`)                         | nak with backoff |
 | ... for the last time        | `failed` (the last error), dead letter       | term             |
+
+A prefill that decode has delegated never ends its request: where this table says `failed` it writes `local`, and where
+it says `cancelled` or `expired` it writes nothing, as decode does.
 
 The next message is published, with a deterministic id, before the current one is acknowledged; a publish
 that finds its message there already is a success. So whatever dies in between, the redelivery finds what
@@ -26,22 +30,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from pdq import subjects
-from pdq.bus import Bus, Delivery
-from pdq.errors import Interrupted, NotDecodable, PdqError, Rejected, Unavailable
-from pdq.log import Change, Entry, RequestLog, first, follow
-from pdq.messages import (
-    DecodeJob,
-    ErrorInfo,
-    Job,
-    Promise,
-    StageName,
-    State,
-)
+from pdq.bus import Bus
+from pdq.errors import Interrupted, PdqError, Rejected
+from pdq.log import Entry, RequestLog, follow
+from pdq.messages import DecodeJob, ErrorInfo, Job, PrefillJob, Promise, StageName, State
 from pdq.stage import claims
 from pdq.stage.attempt import Answer, Handoff, Outcome
-from pdq.stage.dead import DeadLetters
 from pdq.stage.jobs import publish_job
+from pdq.stage.unclaimed import Unclaimed
 from pdq.stage.work import ClaimedJob
 from pdq.telemetry import Metrics
 
@@ -63,7 +59,7 @@ class Settlement:
         self._stage = stage
         self._worker = worker
         self._max_attempts = max_attempts
-        self._dead = DeadLetters(bus, metrics, worker)
+        self.unclaimed = Unclaimed(bus, request_log, metrics, stage, worker)
 
     async def settle(self, work: ClaimedJob, result: Outcome | Exception) -> None:
         """Apply the table. Raises Unavailable when the broker does not take it: the redelivery tries again."""
@@ -81,6 +77,10 @@ class Settlement:
                 await self._finish(work, result)
             case Rejected():
                 await self._fail(work, ErrorInfo(code=result.code, message=str(result), param=result.param))
+            case Interrupted(cause="cancelled" | "expired" as cause) if self._delegated(work.state):
+                work.span.end(cause)
+                self._note(work, f"{cause} elsewhere")
+                await work.delivery.ack()
             case Interrupted(cause="cancelled" | "expired" as cause):
                 await self._stop(work, cause)
             case Interrupted(cause="fenced"):
@@ -111,7 +111,8 @@ class Settlement:
             await self._ended(work, entry)
             return
         published_s = time.time()
-        await self.publish_handoff(work.job, outcome.promise, work.span.headers())
+        if not isinstance(work.job, PrefillJob) or work.job.handoff:
+            await self.publish_handoff(work.job, outcome.promise, work.span.headers())
         # As of the publish: what follows runs while the next stage does.
         work.span.end(at_s=published_s)
         self._metrics.handoff(outcome.promise.cause)
@@ -131,10 +132,20 @@ class Settlement:
         work.span.fail(error.code, error.message)
         await self._flush(work)
         # First, because a redelivery that finds the request ended just drops the message.
-        await self.bury(work.delivery, work.job.request, error, attempts=work.attempt, trace=work.state.trace)
+        await self.unclaimed.bury(work.delivery, work.job.request, error, attempts=work.attempt, trace=work.state.trace)
+        if self._delegated(work.state):
+            await self._leave(work, error)
+            return
         fields = work.output_fields()
         entry = await self._write(work, lambda state: msgspec.structs.replace(claims.failed(state, error), **fields))
         await self._ended(work, entry, term=error.code)
+
+    async def _leave(self, work: ClaimedJob, error: ErrorInfo) -> None:
+        """A delegated prefill fails: decode computes the prompt itself."""
+        await self._write(work, lambda state: claims.left(state, self._worker, error))
+        self._metrics.fell_back("prefill_failed")
+        self._note(work, "left to decode", code=error.code)
+        await work.delivery.term(error.code)
 
     async def _stop(self, work: ClaimedJob, cause: str) -> None:
         await self._flush(work)
@@ -182,6 +193,8 @@ class Settlement:
             if lost or newest is None:
                 raise Interrupted(lost or "ended")
             if newest.state.event == "cancelling":
+                if self._delegated(newest.state):
+                    raise Interrupted("cancelled")
                 return follow(newest.state, "cancelled", cause=newest.state.cause, **work.output_fields())
             state = change(newest.state)
             if state.ended and self._stage == "prefill" and newest.state.decode.attempt:
@@ -192,9 +205,13 @@ class Settlement:
         assert entry is not None
         return entry
 
+    def _delegated(self, state: State) -> bool:
+        """Whether this is a prefill that decode waits for, whose the request is."""
+        return self._stage == "prefill" and claims.delegated(state)
+
     async def _ended(self, work: ClaimedJob, entry: Entry, *, term: str = "") -> None:
         state = entry.state
-        self.count_end(state)
+        self.unclaimed.count_end(state)
         if state.kv is not None:
             self._metrics.kv(state.kv.promised_tokens, state.kv.loaded_tokens, state.kv.local_tokens, state.kv.cause)
         if state.usage is not None:
@@ -206,7 +223,7 @@ class Settlement:
             await work.delivery.term(term)
         else:
             await work.delivery.ack()
-        await self.stop_timer(work.job.tenant, work.job.request)
+        await self.unclaimed.tidy(work.job.tenant, work.job.request, delegated=work.delegated)
 
     async def _flush(self, work: ClaimedJob) -> None:
         if work.writer is not None:
@@ -215,18 +232,6 @@ class Settlement:
     def _note(self, work: ClaimedJob, outcome: str, **more: str | int | float) -> None:
         fields = {"action": f"{self._stage}.{outcome.split()[0]}", "request_id": work.job.request, **more}
         log.info("%s %s", self._stage, outcome, extra={**fields, "attempt": work.attempt})
-
-    # ---- for jobs that were never claimed
-
-    def count_end(self, state: State) -> None:
-        self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
-
-    async def stop_timer(self, tenant: str, request: str) -> None:
-        """A timer that stays behind finds its request ended; so this may fail."""
-        try:
-            await self._bus.purge(subjects.REAP, subjects.timer(tenant, request))
-        except Unavailable as exc:
-            log.debug("timer of %s stays: %s", request, exc)
 
     async def publish_handoff(self, job: Job, promise: Promise, headers: dict[str, str]) -> None:
         """Publish the decode job of a prefilled request; that it is queued already is success."""
@@ -241,58 +246,6 @@ class Settlement:
             promise=promise,
         )
         await publish_job(self._bus, handoff, headers)
-
-    async def undecodable(self, delivery: Delivery, exc: NotDecodable) -> None:
-        """A job nobody can read: the subject names the request, which fails."""
-        error = ErrorInfo(code=exc.code, message=str(exc))
-        await self.bury(delivery, subjects.parse_job(delivery.subject).request, error)
-        await self.fail_unclaimed(delivery, error)
-        await delivery.term(error.code)
-
-    async def fail_unclaimed(self, delivery: Delivery, error: ErrorInfo) -> None:
-        """End the request of a job as `failed`, unless it has ended; a request nobody knows begins with it."""
-        where = subjects.parse_job(delivery.subject)
-
-        def failing(newest: Entry | None) -> State | None:
-            if newest is None:
-                return first("failed", model=where.model, error=error)
-            return None if newest.state.ended else claims.failed(newest.state, error)
-
-        await self._end(where.tenant, where.request, failing)
-
-    async def end_unclaimed(self, job: Job, end: State) -> None:
-        """End a request as `end` says, unless it has ended."""
-
-        def ending(newest: Entry | None) -> State | None:
-            if newest is None or newest.state.ended:
-                return None
-            return follow(newest.state, end.event, cause=end.cause, error=end.error)
-
-        await self._end(job.tenant, job.request, ending)
-
-    async def _end(self, tenant: str, request: str, change: Change) -> None:
-        entry, ours = await self._log.end(tenant, request, change)
-        if entry is not None and ours:
-            self.count_end(entry.state)
-        await self.stop_timer(tenant, request)
-
-    async def bury(
-        self, delivery: Delivery, request: str, error: ErrorInfo, *, attempts: int = 0, trace: str = ""
-    ) -> None:
-        """Put a job into PDQ_DEAD."""
-        where = subjects.parse_job(delivery.subject)
-        await self._dead.bury(
-            self._stage,
-            where.tenant,
-            where.model,
-            request,
-            error,
-            subject=delivery.subject,
-            body=delivery.data,
-            headers=delivery.headers,
-            attempts=attempts or delivery.num_delivered,
-            trace=trace,
-        )
 
 
 def _told(exc: Outcome | Exception) -> str:

@@ -6,6 +6,7 @@ broker refuses the claim.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
@@ -24,6 +25,28 @@ NUM_HEARD = 1_024
 """Requests whose newest state is remembered until they are claimed here."""
 
 
+class Heard:
+    """What comes in of one request's state: the newest record counts."""
+
+    def __init__(self) -> None:
+        self._newest: Stored | None = None
+        self._came = asyncio.Event()
+
+    def take(self, stored: Stored) -> None:
+        self._newest = stored
+        self._came.set()
+
+    async def next(self, timeout_s: float) -> Entry | None:
+        """The newest record that came since the last call; None when none comes in time, or it is unreadable."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._came.wait(), timeout_s)
+        self._came.clear()
+        stored, self._newest = self._newest, None
+        with contextlib.suppress(NotDecodable):
+            return Entry(stored.seq, decode_json(stored.data, State)) if stored is not None else None
+        return None
+
+
 class Watch:
     """One subscription per process, whatever it runs."""
 
@@ -31,6 +54,7 @@ class Watch:
         self._bus = bus
         self._running: dict[tuple[str, str, StageName], tuple[Run, int]] = {}
         self._heard: dict[tuple[str, str], tuple[int, bytes]] = {}
+        self._hearing: dict[tuple[str, str], set[Heard]] = {}
 
     async def start(self) -> None:
         await self._bus.follow(subjects.LIVE_STATES, self._on_state)
@@ -46,6 +70,18 @@ class Watch:
             if self._running.get(key, (None, 0))[0] is run:
                 del self._running[key]
 
+    @contextlib.contextmanager
+    def hearing(self, tenant: str, request: str) -> Iterator[Heard]:
+        """Hear the states of one request. One that is lost is not missed here: look at the log now and then."""
+        key, heard = (tenant, request), Heard()
+        self._hearing.setdefault(key, set()).add(heard)
+        try:
+            yield heard
+        finally:
+            self._hearing[key].discard(heard)
+            if not self._hearing[key]:
+                del self._hearing[key]
+
     def heard(self, tenant: str, request: str) -> Known:
         """What was last heard of a request's state; it is forgotten here."""
         seq, data = self._heard.pop((tenant, request), (0, b""))
@@ -56,6 +92,8 @@ class Watch:
     def _on_state(self, stored: Stored) -> None:
         where = subjects.parse_log(stored.subject)
         self._remember((where.tenant, where.request), stored)
+        for heard in self._hearing.get((where.tenant, where.request), ()):
+            heard.take(stored)
         stages: tuple[StageName, ...] = ("prefill", "decode")
         for stage in stages:
             if (found := self._running.get((where.tenant, where.request, stage))) is not None:
@@ -75,7 +113,7 @@ class Watch:
             return
         if state.event == "cancelling":
             run.interrupt("cancelled")
-        elif state.ended:
+        elif state.ended or (stage == "prefill" and state.local):
             run.interrupt("ended")
         elif claims.of_stage(state, stage).attempt > attempt:
             run.interrupt("fenced")

@@ -23,10 +23,18 @@ class ClaimedJob:
         self.delivery = delivery
         self.span = span
         self.writer: OutputWriter | None = None
+        self.delegated = False
+        """A prefill job of ours may be queued."""
+        self._phases: list[Phase] = []
+
+    def took(self, phase: Phase) -> None:
+        """A phase of the stage itself, not of its engine."""
+        self.span.phase(phase)
+        self._phases.append(phase)
 
     @property
     def state(self) -> State:
-        """The register as of our claim."""
+        """The register as of our claim, or of what we waited for since."""
         return self.entry.state
 
     def output_fields(self) -> dict[str, Any]:
@@ -46,7 +54,7 @@ class ClaimedJob:
         those of the stages before."""
         stage = stage_of(self.job)
         made = {f"{stage}_queue": self.span.queue_wait_s * 1e3}
-        for phase in outcome.phases:
+        for phase in (*self._phases, *outcome.phases):
             part = phase.name.removeprefix("engine.").replace(".", "_")
             made[part if part == stage else f"{stage}_{part}"] = phase.duration_ms
         first = first_token_ns(outcome.phases)

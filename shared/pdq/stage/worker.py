@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from pdq import subjects
@@ -16,7 +17,9 @@ from pdq.errors import NotDecodable, PdqError, Retryable
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript
 from pdq.messages import DecodeJob, Job, PrefillJob, StageName, State, decode_job
 from pdq.stage import claims, recovery
-from pdq.stage.attempt import Attempt, Handler, Handoff, Outcome
+from pdq.stage.attempt import Attempt, Delegate, Handler, Handoff, Outcome
+from pdq.stage.costs import CostMeter
+from pdq.stage.delegation import Delegation
 from pdq.stage.room import Room
 from pdq.stage.run import Run
 from pdq.stage.settlement import Settlement
@@ -44,10 +47,15 @@ class StageWorker:
         metrics: Metrics,
         worker: str,
         max_attempts: int,
+        costs: CostMeter | None = None,
         room: Room | None = None,
+        delegation: Delegation | None = None,
     ) -> None:
-        """room: told of the KV that prefill hands off."""
+        """costs: told of what was done. room: told of the KV that prefill hands off. delegation: has prompts
+        prefilled for decode; without it decode computes them."""
+        self._costs = costs
         self._room = room
+        self._delegation = delegation
         self.stage = stage
         self._handler = handler
         self._log = RequestLog(bus)
@@ -89,7 +97,7 @@ class StageWorker:
             _check_subject(job, where)
         except NotDecodable as exc:
             span.fail(exc.code, str(exc))
-            await self._settlement.undecodable(delivery, exc)
+            await self._settlement.unclaimed.undecodable(delivery, exc)
             return
         verdict, entry = await self._claim(job)
         match verdict:
@@ -98,14 +106,12 @@ class StageWorker:
                 span.end("dropped")
                 await delivery.ack()
             case claims.End(state):
-                await self._settlement.end_unclaimed(job, state)
+                await self._settlement.unclaimed.end(job, state)
                 span.end(state.event)
                 await delivery.ack()
             case claims.GiveUp(error, trace):
                 span.fail(error.code, error.message)
-                await self._settlement.bury(delivery, job.request, error, trace=trace)
-                await self._settlement.fail_unclaimed(delivery, error)
-                await delivery.term(error.code)
+                await self._settlement.unclaimed.give_up(delivery, error, trace=trace)
             case claims.Resend(state):
                 assert state.promise is not None
                 await self._settlement.publish_handoff(job, state.promise, span.headers())
@@ -156,12 +162,23 @@ class StageWorker:
             await work.writer.write(tokens.ids, tokens.text, tokens.logprobs, tokens.held)
 
         shown = tuple(work.writer.ids) if work.writer is not None else ()
-        attempt = Attempt(number=work.attempt, traceparent=work.span.traceparent, shown=shown, emit=emit)
+        attempt = Attempt(
+            number=work.attempt,
+            traceparent=work.span.traceparent,
+            shown=shown,
+            emit=emit,
+            delegate=self._delegate(work, run),
+        )
         work.span.set_sampling(work.job.sampling)
         outcome = await run.guard(self._handler.handle(work.job, attempt), work.job.deadline - time.time())
         if work.writer is not None:
             work.writer.check_end()
         return outcome
+
+    def _delegate(self, work: ClaimedJob, run: Run) -> Delegate | None:
+        if self._delegation is None or not isinstance(work.job, DecodeJob) or not work.job.prefill_wait_s:
+            return None
+        return partial(self._delegation.promise, work, run)
 
     async def _writer(self, work: ClaimedJob) -> OutputWriter:
         """A writer that knows what earlier attempts showed: the log up to our claim holds it all."""
@@ -176,8 +193,10 @@ class StageWorker:
 
     def _report(self, work: ClaimedJob, outcome: Outcome) -> None:
         self._metrics.queue_wait(self.stage, work.span.queue_wait_s)
-        if self._room is not None and isinstance(outcome, Handoff):
-            self._room.stored(outcome.promise.bytes)
+        if self._room is not None and isinstance(work.job, PrefillJob) and isinstance(outcome, Handoff):
+            self._room.stored(outcome.promise.bytes, waits=work.job.handoff)
+        if self._costs is not None:
+            self._costs.saw(outcome.phases, len(work.job.prompt) // 4)
         for phase in outcome.phases:
             work.span.phase(phase)
             self._metrics.phase(phase)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from pdq import __version__
-from pdq.messages import TERMINAL, Order, StageName
+from pdq.messages import TERMINAL, LocalCause, Order, StageName
 from pdq.telemetry.spans import PhaseLike
 
 OTHER = "other"
@@ -94,6 +94,11 @@ class Metrics:
 
         self._requests = counter("pdq_requests", "Requests that ended here, by how.", "model", "order", "outcome")
         self._decisions = counter("pdq_route_decisions", "Orders chosen, and why.", "order", "reason")
+        self._fallbacks = counter(
+            "pdq_order_fallbacks", "Requests to be prefilled apart whose prompt decode computes, and why.", "cause"
+        )
+        for cause in get_args(LocalCause):
+            self._fallbacks.labels(cause)
         self._redeliveries = counter("pdq_redeliveries", "Jobs delivered more than once.", "stage")
         for stage in get_args(StageName):
             # From 0 on: an increase from nothing to 1 is none to Prometheus.
@@ -129,6 +134,10 @@ class Metrics:
 
     def routed(self, order: str, reason: str) -> None:
         self._decisions.labels(self._order.of(order), self._reason.of(reason)).inc()
+
+    def fell_back(self, cause: LocalCause) -> None:
+        """A request that was to be prefilled apart is computed by decode."""
+        self._fallbacks.labels(cause).inc()
 
     def redelivered(self, stage: str) -> None:
         self._redeliveries.labels(self._stage.of(stage)).inc()
