@@ -29,7 +29,6 @@ def about(info: EngineInfo, kv: KvSettings) -> dict[str, str]:
         "host": socket.gethostname(),
         "pdq": __version__,
         "python": platform.python_version(),
-        "kv_bytes_per_token": str(info.kv_bytes_per_token),
         "kv.key": hashlib.sha256(read_key(kv.key_file)).hexdigest()[:KEY_DIGITS] if kv.key_file else "none",
     }
     if "lmcache" in info.contract_fields:

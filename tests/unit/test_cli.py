@@ -24,7 +24,7 @@ from pdq.up.background import UpFailed
 from pdq.up.layout import Layout
 from pdq.up.record import AlreadyRunning, ProcessRecord, Record
 
-COMMANDS = ["up", "down", "status", "submit", "attach", "cancel", "trace", "init", "version", "model fetch"]
+COMMANDS = ["up", "down", "status", "submit", "attach", "cancel", "trace", "init", "doctor", "version", "model fetch"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_help_documents_every_exit_code(capfd: pytest.CaptureFixture[str]) -> No
     assert main(["--help"]) == exits.OK
     shown = " ".join(capfd.readouterr().out.split())
     codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
-    assert codes == {0, 1, 2, 3, 4, 5, 6, 7, 130, 141, 143}
+    assert codes == {0, 1, 2, 3, 4, 5, 6, 7, 8, 130, 141, 143}
     assert all(f" {code} " in shown for code in codes)
 
 

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import exits, operators, output, requests, setup, stack, verify
+from pdq.cli import doctor, exits, explain, operators, output, requests, setup, stack, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -48,6 +48,7 @@ def build() -> typer.Typer:
         verify.verify,
         setup.init,
         setup.version,
+        doctor.doctor,
     ):
         app.command()(command)
     app.add_typer(operators.dead_commands, name="dead")

@@ -12,14 +12,15 @@ REFUSED = 4
 EXPIRED = 5
 CANCELLED = 6
 ALREADY_RUNNING = 7
+UNHEALTHY = 8
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 TERMINATED = 143
 
 HELP = """Exit codes: 0 done; 1 failed; 2 wrong usage, bad input, or a request that was rejected;
 3 broker unreachable, or unable to store, or no stack is running; 4 refused for now
-(a queue is full); 5 the deadline passed; 6 cancelled; 7 a stack is running already; 130 Ctrl-C;
-141 the output was closed; 143 SIGTERM."""
+(a queue is full); 5 the deadline passed; 6 cancelled; 7 a stack is running already;
+8 `pdq doctor` found a fault; 130 Ctrl-C; 141 the output was closed; 143 SIGTERM."""
 
 BY_CODE = {
     "already_running": ALREADY_RUNNING,

@@ -1,0 +1,180 @@
+"""Ask everything at once, within a bound; then let every check look at what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pdq import settings
+from pdq.bus import Bus
+from pdq.doctor import broker, clocks, contracts, environment, link, lmcache, machine, models, streams, versions
+from pdq.doctor.facts import Broker, Facts
+from pdq.doctor.finding import Finding, Report
+from pdq.doctor.probes import broker as ask_broker
+from pdq.doctor.probes import lmcache as ask_lmcache
+from pdq.doctor.probes import machine as look
+from pdq.errors import Misconfigured, PdqError, Unavailable
+from pdq.settings import Group, KvSettings, LimitSettings, Models, WorkerSettings
+from pdq.up.layout import Layout
+from pdq.up.machine import HOST
+from pdq.up.record import Record
+
+BROKER_S = 8.0
+"""Until a broker must have answered everything, its connection included."""
+
+CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
+    broker.reachable,
+    broker.jetstream,
+    broker.payload,
+    broker.replicas,
+    broker.sync,
+    broker.store,
+    broker.exposure,
+    streams.streams,
+    streams.consumers,
+    streams.log_age,
+    streams.fill,
+    contracts.workers_agree,
+    contracts.keys_agree,
+    contracts.models_file_agrees,
+    contracts.chunks_fit_blocks,
+    lmcache.reachable,
+    lmcache.chunk_size,
+    lmcache.hash_algorithm,
+    lmcache.memory,
+    lmcache.shared_memory,
+    lmcache.exposure,
+    lmcache.scripts,
+    lmcache.waits,
+    lmcache.leases,
+    link.bandwidth,
+    clocks.this_machine,
+    clocks.workers,
+    versions.nats_server,
+    versions.workers,
+    versions.lmcache_servers,
+    versions.installed,
+    versions.neighbours,
+    models.file,
+    models.directories,
+    models.digests,
+    models.context,
+    environment.key_file,
+    environment.variables,
+    environment.bytecode,
+    environment.hash_seed,
+    machine.memory,
+    machine.disks,
+    machine.processes,
+)
+"""In the order of the report."""
+
+Connect = Callable[[], AbstractAsyncContextManager[Bus]]
+S = TypeVar("S", bound=Group)
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What is examined. `connect`: to its broker; None when none is known, with the reason in `why`."""
+
+    environ: Mapping[str, str]
+    layout: Layout
+    place: str = ""
+    stack: Record | None = None
+    models_path: Path
+    connect: Connect | None = None
+    why: str = ""
+    named: bool = False
+    """The broker was asked for by name, or is a running stack's: one that does not answer is a failure."""
+    monitor: str = ""
+    """URL of the broker's monitoring port; empty: it is not asked."""
+
+
+async def examine(subject: Subject) -> Report:
+    """Everything that can be found out in about BROKER_S at most. Raises nothing for what is not there."""
+    began_at, began = time.time(), time.perf_counter()
+    facts = await gather(subject)
+    findings = tuple(finding for check in CHECKS for finding in check(facts))
+    return Report(at=began_at, broker=subject.place, took_s=time.perf_counter() - began, findings=findings)
+
+
+async def gather(subject: Subject) -> Facts:
+    """All probes: broker and machine side by side, then the LMCache servers that the workers name."""
+    errors: list[str] = []
+    limits, kv = _load(LimitSettings, subject, errors), _load(KvSettings, subject, errors)
+    work = _load(WorkerSettings, subject, errors)
+    for group in settings.GROUPS:
+        if group not in (LimitSettings, KvSettings, WorkerSettings):
+            _load(group, subject, errors)
+    known, models_error = _models(subject.models_path)
+    files = asyncio.create_task(asyncio.to_thread(look.model_files, known))
+    seen = asyncio.create_task(asyncio.to_thread(look.look, _directories(subject)))
+    found, why = await _broker(subject, limits, known)
+    here = await seen
+    addresses = ask_lmcache.of_stack(subject.stack, HOST)
+    addresses |= ask_lmcache.of_workers(found.workers if found else (), here.hostname)
+    return Facts(
+        environ=subject.environ,
+        setting_errors=tuple(errors),
+        limits=limits,
+        kv=kv,
+        work=work,
+        models=known,
+        models_error=models_error,
+        stack=subject.stack,
+        broker=found,
+        broker_error=why,
+        broker_named=subject.named,
+        caches=await ask_lmcache.ask(addresses),
+        machine=here,
+        files=await files,
+        key_file=look.key_file(kv.key_file or _key_of_stack(subject)),
+        installed=look.installed(),
+        pins=look.pins(),
+    )
+
+
+def _load(group: type[S], subject: Subject, errors: list[str]) -> S:
+    """A group as the environment has it; its defaults, and the error, where that cannot be."""
+    try:
+        return settings.load(group, subject.environ)
+    except Misconfigured as exc:
+        errors.append(str(exc))
+        return group()
+
+
+def _models(path: Path) -> tuple[Models | None, str]:
+    if not path.exists():
+        return None, ""
+    try:
+        return settings.load_models(path), ""
+    except Misconfigured as exc:
+        return None, str(exc)
+
+
+def _directories(subject: Subject) -> dict[str, Path]:
+    home = subject.layout.root.parent
+    return {"store": subject.layout.nats_store} if subject.stack is not None else {"home": home}
+
+
+def _key_of_stack(subject: Subject) -> str:
+    key = subject.layout.kv_key
+    return str(key) if subject.stack is not None and key.exists() else ""
+
+
+async def _broker(subject: Subject, limits: LimitSettings, known: Models | None) -> tuple[Broker | None, str]:
+    if subject.connect is None:
+        return None, subject.why
+    try:
+        async with asyncio.timeout(BROKER_S), subject.connect() as bus:
+            slugs = sorted(known.by_slug) if known is not None else []
+            return await ask_broker.ask(bus, limits, slugs, subject.monitor), ""
+    except TimeoutError:
+        return None, f"the broker at {subject.place} has not answered everything within {BROKER_S:g} s"
+    except (Unavailable, PdqError) as exc:
+        return None, str(exc)
