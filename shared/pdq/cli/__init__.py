@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import doctor, exits, explain, operators, output, requests, setup, stack, verify
+from pdq.cli import doctor, exits, operators, output, requests, setup, stack, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
