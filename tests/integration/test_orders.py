@@ -45,17 +45,18 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return completion(prompt, **{"max_tokens": 6, "temperature": 0, "ignore_eos": True, **fields})
 
 
-def ran(stack: Stack, worker: Service, what: str) -> float:
+def ran(worker: Service, what: str) -> float:
     """How often a worker's engine began: `prefills_started`, `decodes_started`, ..."""
     return value(worker, "pdq_engine_stat", stat=what)
 
 
-async def has_run(stack: Stack, worker: Service, what: str, wanted: float) -> None:
-    await settled(lambda: ran(stack, worker, what) >= wanted)
-    assert ran(stack, worker, what) == wanted
+async def has_run(worker: Service, what: str, wanted: float) -> None:
+    await settled(lambda: ran(worker, what) >= wanted)
+    assert ran(worker, what) == wanted
 
 
-async def fell_back(stack: Stack, service: Service, cause: str) -> float:
+def fell_back(service: Service, cause: str) -> float:
+    """How often a service counted that decode computes in place of prefill."""
     return value(service, "pdq_order_fallbacks_total", cause=cause)
 
 
@@ -86,7 +87,7 @@ async def test_decode_delegates_the_prefill_and_loads_what_it_made(stack: Stack)
     assert parts <= set(state.timings_ms)
     assert other.state.kv.loaded_tokens == plain.state.kv.loaded_tokens == 0, "nothing but the delegation made it"
     assert answer.transcript.ids == plain.transcript.ids
-    assert await fell_back(stack, decode, "late") == 0
+    assert fell_back(decode, "late") == 0
     assert value(prefill, "pdq_handoffs_total", kv="ready") == 1
 
 
@@ -107,8 +108,8 @@ async def test_what_the_tiers_hold_is_not_delegated(stack: Stack) -> None:
     assert rest.story == alone and rest.state.kv.loaded_tokens == 192, "no whole chunk is missing"
     assert short.story == alone and short.state.kv.loaded_tokens == 0
     assert chunk.story == DELEGATED and chunk.state.kv.loaded_tokens == 31
-    await has_run(stack, prefill, "prefills_done", 3)
-    assert ran(stack, prefill, "tokens_loaded") == 192, "of the longer prompt only the missing part was computed"
+    await has_run(prefill, "prefills_done", 3)
+    assert ran(prefill, "tokens_loaded") == 192, "of the longer prompt only the missing part was computed"
 
 
 async def test_fifty_at_once_and_one_worker_for_both_stages(stack: Stack) -> None:
@@ -134,7 +135,7 @@ async def test_fifty_at_once_and_one_worker_for_both_stages(stack: Stack) -> Non
     delegated = [answer for answer in answers if answer.state.order == "decode-first"]
     assert all(a.state.kv.loaded_tokens == a.state.kv.promised_tokens > 0 for a in delegated)
     assert all((a.state.prefill.attempt, a.state.decode.attempt) == (1, 1) for a in delegated)
-    await has_run(stack, worker, "prefills_done", 34)
+    await has_run(worker, "prefills_done", 34)
 
 
 async def test_the_wait_is_a_span_and_the_prefill_is_below_it_in_the_same_trace(stack: Stack) -> None:
@@ -175,7 +176,7 @@ async def test_without_a_prefill_worker_decode_computes_and_says_so(stack: Stack
     assert answer.story == ["accepted", "routed", "claim", "local", "finished"]
     assert (answer.state.local, answer.state.kv.loaded_tokens) == ("no_prefill_worker", 0)
     assert answer.transcript.ids == plain.transcript.ids
-    assert await fell_back(stack, decode, "no_prefill_worker") == 1
+    assert fell_back(decode, "no_prefill_worker") == 1
     assert await empty(stack, subjects.PREFILL)
 
 
@@ -193,11 +194,11 @@ async def test_a_late_prefill_is_not_waited_for(stack: Stack) -> None:
     assert answer.state.timings_ms["decode_kv_wait"] >= 1_000
     assert (answer.state.kv.promised_tokens, answer.state.kv.loaded_tokens) == (0, 0)
     assert answer.transcript.ids == plain.transcript.ids
-    assert await fell_back(stack, decode, "late") == 1
+    assert fell_back(decode, "late") == 1
     # The prefill that hangs is stopped, and its job is gone.
     await until(lambda: idle(stack, [prefill, decode]))
     await until(lambda: empty(stack, subjects.PREFILL))
-    await has_run(stack, prefill, "prefills_started", 1)
+    await has_run(prefill, "prefills_started", 1)
 
 
 async def test_a_prefill_job_that_nobody_took_is_taken_back(stack: Stack) -> None:
@@ -218,7 +219,7 @@ async def test_a_prefill_job_that_nobody_took_is_taken_back(stack: Stack) -> Non
     await until(lambda: idle(stack, [prefill]))
     await until(lambda: empty(stack, subjects.PREFILL))
     await bus.close()
-    await has_run(stack, prefill, "prefills_started", 1)
+    await has_run(prefill, "prefills_started", 1)
 
 
 async def busy_with(stack: Stack, service: Service, jobs: int) -> bool:
@@ -234,8 +235,8 @@ async def test_a_prefill_that_fails_for_good_leaves_the_request_to_decode(stack:
     assert answer.terminal == ["finished"] and answer.transcript.ids == plain.transcript.ids
     assert (answer.state.local, answer.state.prefill.attempt, answer.state.decode.attempt) == ("prefill_failed", 3, 1)
     assert answer.story.count("released") == 2 and "local" in answer.story
-    assert await fell_back(stack, prefill, "prefill_failed") == 1
-    assert await fell_back(stack, decode, "late") == 0
+    assert fell_back(prefill, "prefill_failed") == 1
+    assert fell_back(decode, "late") == 0
     # Its dead letter stays, and can be sent again the same way.
     (letter,) = await operators.dead_letters(bus)
     assert (letter.letter.stage, letter.letter.request) == ("prefill", answer.request)
@@ -258,7 +259,7 @@ async def test_a_prefill_that_loses_its_store_is_no_reason_to_wait(stack: Stack)
     assert (answer.state.promise.tokens, answer.state.promise.cause) == (0, "store_failed")
     assert (answer.state.kv.promised_tokens, answer.state.kv.loaded_tokens) == (0, 0)
     assert value(prefill, "pdq_handoffs_total", kv="store_failed") == 1
-    assert await fell_back(stack, decode, "late") == 0
+    assert fell_back(decode, "late") == 0
 
 
 async def test_a_prefill_worker_that_goes_is_not_waited_for(stack: Stack) -> None:
@@ -273,7 +274,7 @@ async def test_a_prefill_worker_that_goes_is_not_waited_for(stack: Stack) -> Non
     await bus.close()
     assert (answer.terminal, answer.state.local) == (["finished"], "no_prefill_worker")
     assert answer.state.timings_ms["decode_kv_wait"] < 15_000, "its beats stopped, and that was enough"
-    assert await fell_back(stack, decode, "no_prefill_worker") == 1
+    assert fell_back(decode, "no_prefill_worker") == 1
 
 
 async def test_a_killed_prefill_worker_is_replaced_while_decode_waits(stack: Stack) -> None:
@@ -334,8 +335,8 @@ async def test_a_decode_worker_that_goes_while_it_waits_starts_no_second_prefill
     assert answer.terminal == ["finished"]
     assert (answer.state.decode.attempt, answer.state.decode.failures) == (2, 1 if how == "killed" else 0)
     assert (answer.state.prefill.attempt, answer.state.kv.loaded_tokens) == (1, 192)
-    await has_run(stack, prefill, "prefills_started", 1)
-    await has_run(stack, second, "decodes_started", 1)
+    await has_run(prefill, "prefills_started", 1)
+    await has_run(second, "decodes_started", 1)
     await until(lambda: empty(stack, subjects.PREFILL))
     await bus.close()
 
@@ -358,7 +359,7 @@ async def test_what_was_prefilled_meanwhile_is_found_by_the_next_attempt(stack: 
     answer = await ask_while(Client(bus, "local"), body(), pause, order="decode-first")
     assert answer.story == [*DELEGATED[:-1], "claim", "finished"]
     assert (answer.state.kv.promised_tokens, answer.state.kv.loaded_tokens) == (192, 192)
-    await has_run(stack, prefill, "prefills_started", 1)
+    await has_run(prefill, "prefills_started", 1)
     await bus.close()
 
 
@@ -381,7 +382,7 @@ async def test_a_decode_worker_killed_in_mid_answer_goes_on_with_the_same_promis
     assert answer.terminal == ["finished"] and answer.state.decode.attempt == 2
     assert answer.transcript.ids == plain.transcript.ids
     assert (answer.state.prefill.attempt, answer.state.kv.promised_tokens) == (1, 192)
-    await has_run(stack, prefill, "prefills_started", 1)
+    await has_run(prefill, "prefills_started", 1)
     await bus.close()
 
 
@@ -445,8 +446,8 @@ async def test_a_request_is_ended_while_decode_waits(stack: Stack, place: str, b
         await until(lambda stream=stream: empty(stack, stream))
     await until(lambda: idle(stack, [prefill]))
     await bus.close()
-    await has_run(stack, prefill, "prefills_started", 1)
-    assert ran(stack, decode, "decodes_started") == 0
+    await has_run(prefill, "prefills_started", 1)
+    assert ran(decode, "decodes_started") == 0
 
 
 async def holds(stack: Stack, stream: str, messages: int) -> bool:

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import doctor, exits, operators, output, requests, setup, stack, verify
+from pdq.cli import doctor, exits, explain, operators, output, requests, setup, stack, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -43,12 +43,13 @@ def build() -> typer.Typer:
         requests.attach,
         requests.cancel,
         requests.trace,
+        explain.explain,
         operators.workers,
         operators.drain,
         verify.verify,
         setup.init,
-        setup.version,
         doctor.doctor,
+        setup.version,
     ):
         app.command()(command)
     app.add_typer(operators.dead_commands, name="dead")
