@@ -24,6 +24,8 @@ ACK_WAITS_S = (2.0, 5.0)
 SHORT, LONG = 48, 1_000
 """Tokens of a prompt, of which the long one takes the prefill engine about a second."""
 MOST_TRIES = 20
+ASKS_AGAIN_S = 0.2
+"""How long a router may take to ask for more."""
 POLL_S = 0.002
 
 
@@ -77,8 +79,8 @@ async def router(twins: Twins) -> list[float]:
     name = random.choice(["router-0", "router-1"])
     process = twins.services[name].process
     assert process is not None
-    process.send_signal(signal.SIGSTOP)
     for _ in range(MOST_TRIES):
+        process.send_signal(signal.SIGSTOP)
         async with reading(twins.client) as live:
             body = _body(SHORT, 1)
             await twins.client.submit(body, model=MODEL, request=live.request, order="decode-only")
@@ -87,8 +89,10 @@ async def router(twins: Twins) -> list[float]:
                 times = [await live.when(state("routed")) - at]
                 await twins.start_again(name)
                 return times
-            # It was the other one's turn; the next is this one's.
+            # It was the other one's turn, or this one was stopped before it had asked for work.
+            process.send_signal(signal.SIGCONT)
             await live.until(lambda live=live: live.terminal)  # type: ignore[misc]
+            await asyncio.sleep(ASKS_AGAIN_S)
     raise AssertionError(f"{name} was given nothing in {MOST_TRIES} tries")
 
 
