@@ -119,6 +119,23 @@ async def test_cancelling_prefill_stops_it_within_a_step(pair: Pair, salt: str) 
     assert not await holds(pair, long)
 
 
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+async def test_a_short_prompt_behind_a_long_one_does_not_wait_for_its_end(pair: Pair, salt: str, stage: str) -> None:
+    """An engine serves in the order of arrival, but a long prompt leaves half of each step to those behind it."""
+    ended: list[str] = []
+
+    async def run(name: str, num: int) -> None:
+        each = msgspec.structs.replace(work(num, salt, name), sampling=greedy(1, ignore_eos=True))
+        await (pair.prefill.prefill(each) if stage == "prefill" else answer(pair.decode, each))
+        ended.append(name)
+
+    long = asyncio.create_task(run("long", 1900))
+    await until_running(pair.prefill if stage == "prefill" else pair.decode)
+    await run("short", 40)
+    await long
+    assert ended == ["short", "long"]
+
+
 async def test_aborting_by_request_interrupts_prefill_and_decode(pair: Pair, salt: str) -> None:
     endless = Work(request="endless", prompt=tokens(40), sampling=greedy(1500, ignore_eos=True), salt=salt)
     long = work(1900, salt, "long")

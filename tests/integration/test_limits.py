@@ -356,3 +356,38 @@ async def test_a_follower_that_nobody_asks_holds_little_and_misses_nothing(stack
     await other.close()
     assert growth < MOST_GROWTH_BYTES < 140 * len(TEXT)
     assert answer.complete() and len(answer.ids) == 140
+
+
+# ---- a long prompt, and a short one behind it
+
+
+@pytest.mark.parametrize("order", ["prefill-first", "decode-only"])
+async def test_a_short_prompt_behind_a_long_one_does_not_wait_for_its_end(stack: Stack, order: str) -> None:
+    """One worker with several slots. What is stored first has the lower sequence: no clock is asked."""
+    for module in ("pdq_router", "pdq_prefill", "pdq_decode"):
+        # About 4 s for the long prompt, in 8 steps alone.
+        stack.add(module, PDQ_ENGINE_SIM_PROFILE="llama2-70b-h100-tp8*10")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    long, short = new_request_id(), new_request_id()
+    async with client.follow(long, catch_up=False) as follower:
+        await client.submit(completion("l" * 4000, max_tokens=1), model=MODEL, request=long, order=order)
+        answer = Answer(long)
+        async for event in follower.events(60):
+            answer.take(event)
+            if answer.story[-1] == "claim":
+                break
+        second = await ask(client, completion("s" * 100, max_tokens=1), request=short, order=order)
+        async for event in follower.events(60):
+            answer.take(event)
+    await bus.close()
+    assert answer.terminal == second.terminal == ["finished"]
+    assert computed(second, order) < computed(answer, order)
+
+
+def computed(answer: Answer, order: str) -> int:
+    """Where in the log a request's prompt is known to be computed."""
+    if order == "prefill-first":
+        return next(event.seq for event in answer.events if event.state and event.state.event == "prefilled")
+    return next(event.seq for event in answer.events if event.out)

@@ -127,15 +127,20 @@ async def test_a_long_prompt_shares_its_steps_with_running_answers() -> None:
     calls = await steps_of(100, (prompt_of(10, "a"), 6), (prompt_of(280, "b"), 3))
     assert calls == [
         ("prefill", 0, 10),
-        ("prefill", 0, 90),
-        ("prefill", 90, 99),
-        ("decode", 1, 11),
-        ("prefill", 189, 91),
-        ("decode", 1, 12),
-        ("decode", 2, 13 + 281),
-        ("decode", 2, 14 + 282),
+        ("prefill", 0, 50),
+        *[call for n in range(4) for call in (("prefill", 50 + 50 * n, 50), ("decode", 1, 11 + n))],
+        # Alone it has the whole step.
+        ("prefill", 250, 30),
         ("decode", 1, 15),
+        ("decode", 1, 281),
+        ("decode", 1, 282),
     ]
+
+
+@pytest.mark.parametrize("tokens", [0, 1], ids=["prefill", "decode"])
+async def test_a_short_prompt_behind_a_long_one_waits_for_no_more_than_the_step_under_way(tokens: int) -> None:
+    calls = await steps_of(100, (prompt_of(400, "long"), tokens), (prompt_of(40, "short"), tokens))
+    assert calls[:3] == [("prefill", 0, 50), ("prefill", 0, 40), ("prefill", 50, 100)]
 
 
 async def test_a_prefill_alone_makes_no_token() -> None:

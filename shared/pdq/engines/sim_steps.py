@@ -1,7 +1,8 @@
 """The step loop: continuous batching of all requests that run in a simulated engine.
 
 Each step gives every decoding request one token, and what is left of its token budget to prompts, oldest
-first (chunked prefill); a prompt's last chunk also makes its first token. A step takes
+first (chunked prefill), but no prompt more than half the budget while others run: a long one does not hold up a
+short one behind it. A prompt's last chunk also makes its first token. A step takes
 `decode_ms(batch, kv_tokens)` if it decodes, plus `prefill_ms` of its chunks, plus prefill's constant when a
 prompt begins in it. A request that leaves has no part in the next step.
 """
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from pdq.engines.base import Tokens
+from pdq.engines.budget import most_of_one_prompt
 from pdq.engines.sim_model import Generation, advance
 from pdq.engines.sim_timing import Profile
 
@@ -125,10 +127,11 @@ class StepLoop:
     def _plan(self) -> tuple[list[Running], list[tuple[Running, int]]]:
         decoding = [running for running in self._running if running.remaining <= 0]
         left = max(1, self._budget - len(decoding))
+        most = left if len(self._running) == 1 else most_of_one_prompt(self._budget)
         chunks = []
         for running in self._running:
             if running.remaining > 0 and left > 0:
-                chunks.append((running, min(left, running.remaining)))
+                chunks.append((running, min(left, most, running.remaining)))
                 left -= chunks[-1][1]
         return decoding, chunks
 

@@ -6,6 +6,7 @@ import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdq.engines.budget import most_of_one_prompt
 from pdq.errors import Misconfigured
 from pdq.kv.contract import Contract, tokenizer_digest, weights_digest
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
@@ -86,6 +87,7 @@ def engine_args(spec: ModelSpec, role: Role, settings: EngineSettings, kv: KvSet
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_chunked_prefill=True,
+        long_prefill_token_threshold=min(most_of_one_prompt(settings.max_num_batched_tokens), spec.max_model_len),
         enable_prefix_caching=True,
         seed=0,
         disable_log_stats=True,
