@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import pytest
 from pdq import subjects
-from pdq.bus import Bus
+from pdq.bus import Bus, Stored
 from pdq.client import Client, new_request_id
-from pdq.errors import NotStored
+from pdq.errors import NotStored, QueueFull
 from pdq.log import RequestLog, Transcript, first, follow
-from pdq.messages import Output, StageClaims, encode_json, pack_ids
+from pdq.messages import Output, StageClaims, State, decode_json, encode_json, pack_ids
 from pdq.settings import LimitSettings
 
 from tests.ask import Answer, ask, read_all
@@ -287,7 +288,7 @@ async def store_answer(bus: Bus, request: str, num_records: int) -> None:
 
 READER = """
 import asyncio, sys
-from pdq.bus import Bus
+from pdq.bus import Bus, Stored
 from pdq.client import Client
 from pdq.settings import BusSettings
 from pdq.log import Transcript
@@ -391,3 +392,120 @@ def computed(answer: Answer, order: str) -> int:
     if order == "prefill-first":
         return next(event.seq for event in answer.events if event.state and event.state.event == "prefilled")
     return next(event.seq for event in answer.events if event.out)
+
+
+# ---- full queues, and priorities
+
+
+async def test_a_full_submit_queue_refuses_at_the_publish_and_takes_more_once_it_has_room(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, limits=LimitSettings(submit_per_subject=5))
+    try:
+        router, worker = stack.add("pdq_router"), stack.add("pdq_worker")
+        stack.services.clear()
+        await stack.start()
+        bus = await stack.connect()
+        client, other = Client(bus, "local"), Client(bus, "other")
+        body = completion("k" * 100, max_tokens=3)
+        accepted = [(await client.submit(body, model=MODEL)).request for _ in range(5)]
+        with pytest.raises(QueueFull, match="pdq.submit.local.sim.* try again in 1 s") as refused:
+            await client.submit(body, model=MODEL)
+        assert refused.value.per_subject
+        code, said = await asyncio.to_thread(submit_command, stack)
+        assert code == 4 and "queue_full" in said
+        others = (await other.submit(body, model=MODEL)).request
+        stack.services += [router, worker]
+        router.start()
+        worker.start()
+        for whose, request in (*((client, request) for request in accepted), (other, others)):
+            assert (await follow_to_end(whose, request)).terminal == ["finished"]
+        assert (await ask(client, body)).terminal == ["finished"]
+        await bus.close()
+    finally:
+        stack.stop()
+
+
+async def follow_to_end(client: Client, request: str) -> Answer:
+    answer = Answer(request)
+    async with client.follow(request) as follower:
+        async for event in follower.events(60):
+            answer.take(event)
+    return answer
+
+
+async def test_a_stage_queue_at_its_limit_refuses_and_takes_more_once_it_has_room(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, limits=LimitSettings(queue_max_msgs=2))
+    try:
+        stack.add("pdq_router")
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "local")
+        body = completion("k" * 100, max_tokens=3)
+        # Decode's queue has twice the room.
+        waiting = [asyncio.create_task(ask(client, body)) for _ in range(4)]
+        await until_queued(bus, subjects.DECODE, 4)
+        refused = await ask(client, body)
+        assert refused.terminal == ["failed"] and refused.state.error.code == "queue_full"
+        assert refused.state.error.retry_after_s >= 1 and "queue is full" in refused.state.error.message
+        stack.add("pdq_worker").start()
+        assert [answer.terminal for answer in await asyncio.gather(*waiting)] == [["finished"]] * 4
+        assert (await ask(client, body)).terminal == ["finished"]
+        await bus.close()
+    finally:
+        stack.stop()
+
+
+async def until_queued(bus: Bus, stream: str, number: int) -> None:
+    async with asyncio.timeout(20):
+        while (info := await bus.stream_info(stream)) is None or info["state"]["messages"] < number:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_flood_of_urgent_requests_starves_no_other_priority(stack: Stack) -> None:
+    stack.add("pdq_router")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    body = completion("k" * 20, max_tokens=2)
+    wanted = ["high"] * 40 + ["normal"] * 5 + ["low"] * 5
+    for priority in wanted:
+        await client.submit(body, model=MODEL, request=f"{priority}-{secrets.token_hex(4)}", priority=priority)
+    await until_queued(bus, subjects.DECODE, len(wanted))
+    stack.add("pdq_worker", PDQ_WORKER_SLOTS="1").start()
+    await until_ended(bus, len(wanted))
+    turns = [record.subject.split(".")[3].split("-")[0] for record in await states(bus, "finished")]
+    await bus.close()
+    assert sorted(turns) == sorted(wanted)
+    first = turns[:14]
+    assert first.count("high") > first.count("normal") > first.count("low") > 0
+    assert turns[0] == "high" and turns[-5:] == ["high"] * 5
+
+
+async def test_a_full_low_priority_holds_up_no_other_and_takes_more_once_it_has_room(stack: Stack) -> None:
+    stack.add("pdq_router", PDQ_ROUTER_QUEUE_LIMIT="3")
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    body = completion("k" * 20, max_tokens=2)
+    waiting = [asyncio.create_task(ask(client, body, priority="low")) for _ in range(3)]
+    await until_queued(bus, subjects.DECODE, 3)
+    refused = await ask(client, body, priority="low")
+    assert refused.terminal == ["failed"] and refused.state.error.code == "queue_full"
+    assert "priority low" in refused.state.error.message and refused.state.error.retry_after_s >= 1
+    waiting += [asyncio.create_task(ask(client, body, priority=priority)) for priority in ("high", "normal")]
+    await until_queued(bus, subjects.DECODE, 5)
+    stack.add("pdq_worker").start()
+    assert [answer.terminal for answer in await asyncio.gather(*waiting)] == [["finished"]] * 5
+    assert (await ask(client, body, priority="low")).terminal == ["finished"]
+    await bus.close()
+
+
+async def states(bus: Bus, event: str) -> list[Stored]:
+    """The records of an event of all requests, in the order of the log."""
+    stored = await bus.read(subjects.LOG, "pdq.log.*.*.state", limit=1_000)
+    return [record for record in stored if decode_json(record.data, State).event == event]
+
+
+async def until_ended(bus: Bus, number: int) -> None:
+    async with asyncio.timeout(60):
+        while len(await states(bus, "finished")) < number:
+            await asyncio.sleep(0.2)

@@ -16,6 +16,9 @@ STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
 NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
 """A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 
+RETRY_AFTER_S = 1.0
+"""A hint: who publishes into a full stream cannot tell how long the oldest message waits."""
+
 
 class Stored(NamedTuple):
     """A message read back from a stream, or a live copy of it."""
@@ -65,7 +68,11 @@ def publish_error(subject: str, exc: ApiError) -> Exception:
     if exc.code in WRONG_LAST_SEQUENCE:
         return WrongSequence(f"{subject}: {exc}")
     if exc.code == STORE_FULL:
-        return QueueFull(f"{subject}: {exc}", per_subject="per subject" in str(exc))
+        return QueueFull(
+            f"publish to {subject}: refused for now: {exc}; try again in {RETRY_AFTER_S:g} s",
+            per_subject="per subject" in str(exc),
+            retry_after_s=RETRY_AFTER_S,
+        )
     if exc.code == TOO_LARGE:
         return Rejected(f"publish to {subject}: {exc}", code="payload_too_large")
     return Unavailable(f"publish to {subject}: {exc} ({exc.code})")
