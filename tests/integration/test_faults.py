@@ -17,6 +17,7 @@ from pdq.client import Client, new_request_id
 from pdq.errors import Rejected, Unavailable
 from pdq.messages import DeadLetter, DecodeJob, Sampling, decode_json, encode_job, pack_ids
 from pdq.settings import LimitSettings
+from pdq_router.admission import FRESH_S
 
 from tests.ask import Answer, ask, read_all
 from tests.stack import MODEL, Service, Stack, completion
@@ -406,8 +407,10 @@ async def test_a_full_queue_refuses_at_once_and_holds_up_no_other_priority(stack
     other = await ask(client, completion("k" * 100), order="prefill-first", priority="high", deadline_s=1)
     assert other.terminal == ["expired"], "it was let into its own queue"
     ends = [answer.terminal for answer in await asyncio.gather(*waiting)]
+    again = await ask(client, completion("k" * 100), order="prefill-first", deadline_s=1)
     await bus.close()
     assert ends.count(["expired"]) == 5
+    assert again.terminal == ["expired"], "there is room again"
 
 
 async def test_a_log_that_is_nearly_full_refuses_new_requests_and_drops_no_token(tmp_path: Path) -> None:
@@ -429,10 +432,16 @@ async def test_a_log_that_is_nearly_full_refuses_new_requests_and_drops_no_token
             if answers[-1].terminal == ["failed"]:
                 break
         info = await bus.stream_info(subjects.LOG)
+        # As when old requests are forgotten.
+        await bus.purge(subjects.LOG, subjects.log_of("t", "*"))
+        await asyncio.sleep(FRESH_S)
+        again = await ask(client, completion("k" * 100, max_tokens=5))
         await bus.close()
     finally:
         await asyncio.to_thread(stack.stop)
-    assert answers[-1].state.error.code == "log_full"
+    assert again.terminal == ["finished"]
+    error = answers[-1].state.error
+    assert (error.code, "log is 8" in error.message, error.retry_after_s) == ("log_full", True, 60)
     assert all(answer.terminal == ["finished"] for answer in answers[:-1]) and len(answers) > 5
     assert info is not None and 0.8 <= info["state"]["bytes"] / size < 0.95
 
