@@ -133,7 +133,7 @@ def arguments(kv: KvSettings, server: KvServerSettings, chunk_tokens: int, pool:
     if pool is not None:
         values["--l2-adapter"] = json.dumps(pool.adapter | {"serde": serde.spec(kv.key_file)} | _eviction(server))
     if kv.mode == "p2p":
-        values |= _peer(kv)
+        values |= _peer(kv, server)
     return ["server", *flags, *(str(word) for pair in values.items() for word in pair)]
 
 
@@ -145,12 +145,14 @@ def _eviction(server: KvServerSettings) -> dict[str, object]:
     return {"max_capacity_gb": server.pool_gb, "eviction": {"eviction_policy": policy, **bounds}}
 
 
-def _peer(kv: KvSettings) -> dict[str, object]:
+def _peer(kv: KvSettings, server: KvServerSettings) -> dict[str, object]:
+    host, _, port = kv.peer.rpartition(":")
     return {
         "--coordinator-url": kv.coordinator,
-        "--coordinator-advertise-ip": kv.peer.rpartition(":")[0],
+        "--coordinator-advertise-ip": host,
         "--coordinator-heartbeat-interval": PEER_HEARTBEAT_S,
         "--p2p-advertise-url": kv.peer,
+        "--p2p-listen-url": f"{server.host}:{port}",
         "--p2p-transfer-engine": "nixl",
         "--p2p-lookup-timeout": PEER_LOOKUP_S,
         "--p2p-load-timeout": PEER_LOAD_S,
