@@ -9,6 +9,7 @@ import socket
 from importlib import metadata
 
 from pdq import __version__
+from pdq.addresses import is_loopback
 from pdq.engines.base import EngineInfo
 from pdq.kv.contract import read_key
 from pdq.settings import KvSettings
@@ -36,12 +37,22 @@ def about(info: EngineInfo, kv: KvSettings) -> dict[str, str]:
     return said
 
 
+def _meeting_place(kv: KvSettings) -> str:
+    """Where KV gets from one worker to another: equal for workers that find each other's. Loopback is of one host."""
+    if kv.mode == "pool":
+        # A digest: an address may have credentials in it.
+        return f"pool {hashlib.sha256(kv.pool.encode()).hexdigest()[:KEY_DIGITS]}"
+    place = kv.coordinator if kv.mode == "p2p" else f"{kv.host}:{kv.port}"
+    return f"{kv.mode} {place}" + (f" on {socket.gethostname()}" if is_loopback(place) else "")
+
+
 def _server(kv: KvSettings) -> dict[str, str]:
     said = {
         "kv.host": kv.host,
         "kv.port": str(kv.port),
         "kv.http_port": str(kv.http_port),
         "kv.mq_timeout_s": f"{kv.mq_timeout_s:g}",
+        "kv.meet": _meeting_place(kv),
     }
     with contextlib.suppress(metadata.PackageNotFoundError):
         said["torch"] = metadata.version("torch")

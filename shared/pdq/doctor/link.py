@@ -14,7 +14,7 @@ from pdq.doctor.finding import Finding, fail, ok, warn
 SPARE = 2.0
 """Less than this many times what is needed is tight: stores and loads share the link, and come in bursts."""
 CURE = (
-    "shared memory for the LMCache server (--shm-name), workers of one host, or a faster network for the tier; "
+    "shared memory for the LMCache server (PDQ_KV_SERVER_SHM_NAME), workers of one host, or a faster network; "
     "until then PDQ_ROUTER_ORDER=decode-only costs less"
 )
 

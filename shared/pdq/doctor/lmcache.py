@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pdq.doctor.addresses import is_loopback
+from pdq.addresses import is_loopback
 from pdq.doctor.facts import Cache, Facts
 from pdq.doctor.finding import Finding, fail, ok, warn
 
@@ -84,7 +84,7 @@ def chunk_size(facts: Facts) -> Iterator[Finding]:
                 value=size,
                 limit=" | ".join(sorted(set(wrong.values()))),
                 trap="another chunk size than the model's: less is stored than is promised, or nothing is found",
-                cure="--chunk-size of the server = chunk_tokens in models.toml; restart the server, then the workers",
+                cure="one models.toml for server and workers; restart the server, then the workers",
             )
         elif size:
             yield ok("lmcache.chunk_size", f"chunks of {size} tokens, as the models'", subject=cache.place, value=size)
@@ -108,9 +108,9 @@ def hash_algorithm(facts: Facts) -> Iterator[Finding]:
 
 
 def memory(facts: Facts) -> Iterator[Finding]:
-    """The first tier: how full it is, and whether its shared memory has the room that it counts on."""
+    """How full the first tier is."""
     for cache in _answering(facts):
-        total, used = _first_tier(cache)
+        total, used = cache.memory_bytes, int(cache.first_tier.get("memory_used_bytes", 0))
         if total and used / total > FULL_SHARE:
             yield warn(
                 "lmcache.memory",
@@ -119,50 +119,47 @@ def memory(facts: Facts) -> Iterator[Finding]:
                 value=used,
                 limit=total,
                 trap="all of it is locked: what is stored now is skipped without an error, and not promised to decode",
-                cure="a larger --l1-size-gb, or lower PDQ_KV_ROOM_BYTES so that less KV waits for decode",
+                cure="more PDQ_KV_SERVER_MEMORY_GB, or less PDQ_KV_ROOM_BYTES so that less KV waits for decode",
             )
         elif total:
-            yield ok(
-                "lmcache.memory",
-                f"first tier: {_mib(used)} of {_mib(total)}",
-                subject=cache.place,
-                value=used,
-                limit=total,
-            )
+            text = f"first tier: {_mib(used)} of {_mib(total)}"
+            yield ok("lmcache.memory", text, subject=cache.place, value=used, limit=total)
 
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:
-    """Whether /dev/shm has what the segment may still take: it is given its memory page by page."""
+    """Whether servers on this machine use it, and whether it has what they may still take: pages come one by one."""
     shm = facts.machine.shm
-    for cache in _answering(facts):
-        if not cache.listens or shm is None:
-            continue
-        if not _segment(cache):
-            yield warn(
-                "lmcache.shared_memory",
-                "transfers pass as messages, not through shared memory",
-                subject=cache.place,
-                value="messages",
-                limit="shared memory",
-                trap="every chunk is copied through a socket: slower by a multiple",
-                cure="--shm-name NAME --no-l1-use-lazy, and /dev/shm as large as the first tier (docker: --shm-size)",
-            )
-            continue
-        need = max(0, _first_tier(cache)[0] - cache.segment_bytes)
-        text = f"/dev/shm has {_mib(shm.free)} free; the first tier may take {_mib(need)} more"
-        if shm.free < need:
-            yield fail(
-                "lmcache.shared_memory",
-                text,
-                subject=cache.place,
-                value=shm.free,
-                limit=need,
-                trap="shared memory is given page by page: when it runs out, server and engines die of SIGBUS",
-                cure="a larger /dev/shm (docker: --shm-size, Kubernetes: an emptyDir of medium Memory), or a smaller "
-                "--l1-size-gb; remove /dev/shm/lmcache_l1_pool_* of servers that are gone",
-            )
-        else:
-            yield ok("lmcache.shared_memory", text, subject=cache.place, value=shm.free, limit=need)
+    local = {cache.memory_bytes: cache for cache in _answering(facts) if cache.listens}
+    if shm is None or not local:
+        return
+    segments = [segment for segment in facts.machine.segments if segment.size in local]
+    for size in sorted(local.keys() - {segment.size for segment in segments}):
+        yield warn(
+            "lmcache.shared_memory",
+            "transfers pass as messages, not through shared memory",
+            subject=local[size].place,
+            value="messages",
+            limit="shared memory",
+            trap="every chunk is copied through a socket: slower by a multiple",
+            cure="PDQ_KV_SERVER_SHM_NAME, and /dev/shm as large as the first tier (docker: --shm-size)",
+        )
+    if segments:
+        yield _room(shm.free, sum(segment.size - segment.taken for segment in segments))
+
+
+def _room(free: int, need: int) -> Finding:
+    text = f"/dev/shm has {_mib(free)} free; first tiers may take {_mib(need)} more"
+    if free >= need:
+        return ok("lmcache.shared_memory", text, value=free, limit=need)
+    return fail(
+        "lmcache.shared_memory",
+        text,
+        value=free,
+        limit=need,
+        trap="shared memory is given page by page: when it runs out, server and engines die of SIGBUS",
+        cure="a larger /dev/shm (docker: --shm-size; Kubernetes: an emptyDir of medium Memory), or less "
+        "PDQ_KV_SERVER_MEMORY_GB; remove /dev/shm/lmcache_l1_pool_* of servers that are gone",
+    )
 
 
 def exposure(facts: Facts) -> Iterator[Finding]:
@@ -177,25 +174,37 @@ def exposure(facts: Facts) -> Iterator[Finding]:
                 subject=cache.place,
                 value=", ".join(open_on),
                 limit="loopback, or a network of its own",
-                trap="no authentication: whoever reaches them reads and replaces KV, clears the cache, and reads the "
-                "passwords of lower tiers at /config",
-                cure="--host 127.0.0.1 --http-host 127.0.0.1, or a network that only the workers are in",
+                trap="no authentication: whoever reaches them reads and replaces KV, and clears the cache",
+                cure="PDQ_KV_SERVER_HOST=127.0.0.1, or a network that only the workers are in",
             )
         elif not cache.error:
             yield ok("lmcache.exposure", "its ports are open on loopback only", subject=cache.place)
 
 
-def scripts(facts: Facts) -> Iterator[Finding]:
+def routes(facts: Facts) -> Iterator[Finding]:
+    """Routes of LMCache's own server that pdq's leaves out: they tell secrets, or run what they are sent."""
     for cache in _answering(facts):
-        if (cache.config.get("mp") or {}).get("run_script_api_enabled"):
+        if cache.config is None:
+            yield ok("lmcache.routes", "shows no configuration, and runs no scripts", subject=cache.place)
+        elif (cache.config.get("mp") or {}).get("run_script_api_enabled"):
             yield fail(
-                "lmcache.scripts",
+                "lmcache.routes",
                 "its /run_script is on",
                 subject=cache.place,
                 value="on",
                 limit="off",
                 trap="it runs code that a caller sends",
-                cure="start the server without --run-script-api-enabled",
+                cure="run it as `python -m pdq.kv.serve`, or without --run-script-api-enabled",
+            )
+        else:
+            yield warn(
+                "lmcache.routes",
+                "its /config is shown to anyone",
+                subject=cache.place,
+                value="/config",
+                limit="not shown",
+                trap="it tells the passwords of lower tiers and where the KV key lies; it is not pdq's own server",
+                cure="run it as `python -m pdq.kv.serve`",
             )
 
 
@@ -224,8 +233,7 @@ def waits(facts: Facts) -> Iterator[Finding]:
 def leases(facts: Facts) -> Iterator[Finding]:
     """What was looked up stays until it is loaded: the lock must outlast the wait for a place in the engine."""
     for cache in _answering(facts):
-        manager = (cache.status.get("storage_manager") or {}).get("l1_manager") or {}
-        lock_s = _number(manager.get("read_ttl_seconds"))
+        lock_s = _number(cache.first_tier.get("read_ttl_seconds"))
         if lock_s and lock_s < facts.work.stall_s:
             yield warn(
                 "lmcache.leases",
@@ -234,22 +242,12 @@ def leases(facts: Facts) -> Iterator[Finding]:
                 value=f"{lock_s:g} s",
                 limit=f"{facts.work.stall_s:g} s",
                 trap="a lease shorter than the wait: the chunk is gone when it is loaded, and is computed again",
-                cure="--l1-read-ttl-seconds 300 for the server, or fewer slots per worker (PDQ_WORKER_SLOTS)",
+                cure="PDQ_KV_SERVER_READ_LOCK_S=300, or fewer slots per worker (PDQ_WORKER_SLOTS)",
             )
 
 
 def _answering(facts: Facts) -> list[Cache]:
     return [cache for cache in facts.caches if not cache.error]
-
-
-def _first_tier(cache: Cache) -> tuple[int, int]:
-    """Bytes that it has, and that are in use."""
-    manager = (cache.status.get("storage_manager") or {}).get("l1_manager") or {}
-    return int(manager.get("memory_total_bytes", 0)), int(manager.get("memory_used_bytes", 0))
-
-
-def _segment(cache: Cache) -> str:
-    return str((cache.config.get("mp") or {}).get("shm_name") or "")
 
 
 def _number(value: Any) -> float:

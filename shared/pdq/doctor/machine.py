@@ -28,7 +28,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
         value=available,
         limit=LOW_MEMORY,
         trap="an engine is killed in the middle of its work when memory runs out",
-        cure="a smaller PDQ_ENGINE_KV_CACHE_BYTES or --l1-size-gb, fewer workers, or more memory",
+        cure="less PDQ_ENGINE_KV_CACHE_BYTES or PDQ_KV_SERVER_MEMORY_GB, fewer workers, or more memory",
     )
 
 

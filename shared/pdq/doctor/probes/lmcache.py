@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 from msgspec.structs import replace
 
-from pdq.doctor.addresses import is_loopback
+from pdq.addresses import is_loopback
 from pdq.doctor.facts import Cache, Worker
 from pdq.doctor.probes.sockets import listeners
-from pdq.kv.server import SHM_DIRECTORY, SHM_PREFIX
 from pdq.up.record import Record
 
 TIMEOUT_S = 2.0
@@ -56,24 +54,26 @@ async def _ask(address: Address) -> Cache:
     url = f"http://{address.host}:{address.http_port}"
     try:
         async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession(url) as session:
-            paths = ("/status", "/config", "/version")
-            status, config, version = await asyncio.gather(*(_get(session, path) for path in paths))
+            status, version = await asyncio.gather(_get(session, "/status"), _get(session, "/version"))
+            config = await _shown(session, "/config")
     except TimeoutError:
         return replace(silent, error=f"no answer at port {address.http_port} within {TIMEOUT_S:g} s")
+    except aiohttp.ClientResponseError as exc:
+        return replace(silent, error=f"port {address.http_port}: {exc.request_info.url.path} is {exc.status}")
     except (aiohttp.ClientError, ValueError, OSError) as exc:
         return replace(silent, error=f"port {address.http_port}: {type(exc).__name__}")
-    segment = SHM_DIRECTORY / f"{SHM_PREFIX}{(config.get('mp') or {}).get('shm_name')}"
-    return replace(silent, status=status, config=config, version=str(version), segment_bytes=_allocated(segment))
+    return replace(silent, status=status, config=config, version=str(version))
+
+
+async def _shown(session: aiohttp.ClientSession, path: str) -> Any:
+    """None where there is no such route."""
+    try:
+        return await _get(session, path)
+    except aiohttp.ClientResponseError:
+        return None
 
 
 async def _get(session: aiohttp.ClientSession, path: str) -> Any:
     async with session.get(path) as answer:
         answer.raise_for_status()
         return await answer.json(content_type=None)
-
-
-def _allocated(segment: Path) -> int:
-    try:
-        return segment.stat().st_blocks * 512
-    except OSError:
-        return 0

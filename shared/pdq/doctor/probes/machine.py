@@ -9,14 +9,14 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from pdq.doctor.facts import Disk, KeyFile, Machine, ModelFiles
+from pdq.doctor.facts import Disk, KeyFile, Machine, ModelFiles, Segment
 from pdq.errors import Misconfigured
 from pdq.kv.contract import tokenizer_digest, weights_digest
-from pdq.kv.server import SHM_DIRECTORY
+from pdq.kv.server import SHM_DIRECTORY, SHM_PREFIX
 from pdq.model import checked_path
 from pdq.model_files import read_json
 from pdq.settings import Models, ModelSpec
@@ -24,6 +24,8 @@ from pdq.settings import Models, ModelSpec
 MEMORY = Path("/proc/meminfo")
 COPY_BYTES = 32 << 20
 COPIES = 3
+BLOCK_BYTES = 512
+"""Of `st_blocks`, whatever the file system's own are."""
 ASKED = (
     "lmcache",
     "mooncake-transfer-engine",
@@ -47,6 +49,7 @@ def look(directories: dict[str, Path]) -> Machine:
         memory_available=numbers.get("MemAvailable", 0),
         disks=tuple(_disk(what, path) for what, path in directories.items()),
         shm=_disk("shm", SHM_DIRECTORY) if SHM_DIRECTORY.is_dir() else None,
+        segments=tuple(_segments()),
         copy_bytes_s=_copy_speed(),
         hostname=socket.gethostname(),
     )
@@ -66,6 +69,13 @@ def _disk(what: str, path: Path) -> Disk:
         path = path.parent
     usage = shutil.disk_usage(path)
     return Disk(what=what, path=str(path), total=usage.total, free=usage.free)
+
+
+def _segments() -> Iterator[Segment]:
+    for path in sorted(SHM_DIRECTORY.glob(f"{SHM_PREFIX}*")):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            yield Segment(name=path.name, size=found.st_size, taken=found.st_blocks * BLOCK_BYTES)
 
 
 def _copy_speed() -> float:
