@@ -18,7 +18,7 @@ def violations(asked: Asked, reference: Reference, stored: Sequence[Event]) -> l
     """Everything that is wrong with one request; empty when all is well. `stored`: its whole log, in order."""
     found = [asked.error] if asked.error else []
     states = [event.state for event in stored if event.state is not None]
-    found += _one_end(states)
+    found += _one_end(states) + _one_way(states)
     if states and states[-1].ended:
         transcript = Transcript()
         for event in stored:
@@ -41,6 +41,12 @@ def _one_end(states: list[State]) -> list[str]:
     if sum(state.event == "accepted" for state in states) != 1 and not unseen:
         found.append("not accepted exactly once")
     return found
+
+
+def _one_way(states: list[State]) -> list[str]:
+    """A prompt is prefilled once: by prefill, or by decode in its place."""
+    ways = [state.event for state in states if state.event in ("prefilled", "local")]
+    return [f"prefilled more than once: {ways}"] if len(ways) > 1 else []
 
 
 def _end(asked: Asked, reference: Reference, transcript: Transcript, end: State) -> list[str]:

@@ -13,6 +13,8 @@ ROLES = {"router": 2, "prefill": 3, "decode": 3}
 TENANTS = ("red", "blue")
 VOCABULARY = 2048
 LONG_DEADLINE_S = 3_000.0
+ORDERS = ("prefill-first", "prefill-first", "decode-first", "decode-first", "decode-only", "auto")
+"""A request asks for one of them."""
 
 ProcessFault = Literal["kill", "pause", "drain"]
 NetworkFault = Literal["cut", "silent", "delay"]
@@ -130,7 +132,7 @@ def _ask(rng: random.Random, seed: int, number: int, span_s: float) -> Ask:
         prompt=_prompt(rng, shape),
         fields=_fields(rng),
         priority=rng.choice(PRIORITIES),
-        order=rng.choice(("", "", "", "decode-only")),
+        order=rng.choice(ORDERS),
         deadline_s=_deadline_s(rng),
         cancel_s=_maybe(rng, 0.12, 2.0),
         again_s=_maybe(rng, 0.1, 4.0),

@@ -32,6 +32,9 @@ class Report(msgspec.Struct, kw_only=True):
     attempts: dict[str, int] = {}
     """Requests by what their second attempts were: `prefill again`, `decode again`, `shown before` (tokens were
     out when the attempt began), `from several` (the answer's tokens come from more than one attempt)."""
+    orders: dict[str, int] = {}
+    """Requests by order; of decode-first those whose prefill was made elsewhere (`delegated`), and those that decode
+    computed after all, by cause (`local late`, ...)."""
     most_attempts: int = 0
     troubles: list[str] = []
     failures: list[Failure] = []
@@ -46,19 +49,23 @@ class Report(msgspec.Struct, kw_only=True):
             self.faults.setdefault(kind, {})[role] = count
 
     def count_logs(self, logs: Iterable[Sequence[Event]]) -> None:
-        outcomes, attempts = Counter[str](), Counter[str]()
+        outcomes, attempts, orders = Counter[str](), Counter[str](), Counter[str]()
         for events in logs:
             newest = next((event.state for event in reversed(events) if event.state is not None), None)
             if newest is None:
                 outcomes["lost"] += 1
                 continue
             outcomes[newest.event if newest.ended else "open"] += 1
+            orders[newest.order or "none"] += 1
+            orders["delegated"] += newest.order == "decode-first" and newest.promise is not None
+            if newest.local:
+                orders[f"local {newest.local}"] += 1
             self.most_attempts = max(self.most_attempts, newest.prefill.attempt, newest.decode.attempt)
             attempts["prefill again"] += newest.prefill.attempt > 1
             attempts["decode again"] += newest.decode.attempt > 1
             attempts["shown before"] += _shown_before(events)
             attempts["from several"] += len(_sources(events)) > 1
-        self.outcomes, self.attempts = dict(outcomes), dict(attempts)
+        self.outcomes, self.attempts, self.orders = dict(outcomes), dict(attempts), dict(orders)
 
     def lines(self) -> list[str]:
         """The summary as text."""
@@ -66,6 +73,7 @@ class Report(msgspec.Struct, kw_only=True):
         lines = [
             f"seed {self.seed}: {self.requests} requests in {self.duration_s:.0f} s: {_counts(self.outcomes)}",
             f"faults: {', '.join(kinds)}; {self.skipped} skipped",
+            f"orders: {_counts(self.orders)}",
             f"attempts: {_counts(self.attempts)}; at most {self.most_attempts}",
         ]
         lines += [f"trouble: {trouble}" for trouble in self.troubles]

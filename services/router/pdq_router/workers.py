@@ -6,7 +6,6 @@ Both are asked at most once a second, by the first request that wants to know.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
@@ -14,11 +13,9 @@ from typing import NamedTuple
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.messages import PRIORITIES, StageName
-from pdq.stage.fleet import Beats, Fleet
+from pdq.stage.fleet import Beats, Fleet, Fresh
 
 from pdq_router.order import StageInputs
-
-FRESH_S = 1.0
 
 
 class Queue(NamedTuple):
@@ -43,16 +40,11 @@ class Workers:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._fleet = Fleet(bus)
-        self._known: dict[str, tuple[float, Stages]] = {}
-        self._asking = asyncio.Lock()
+        self._stages = Fresh(self._read)
 
     async def stages(self, model: str) -> Stages:
         """What is known of a model's stages. Raises Unavailable."""
-        async with self._asking:
-            found = self._known.get(model)
-            if found is None or time.monotonic() - found[0] >= FRESH_S:
-                found = self._known[model] = (time.monotonic(), await self._read(model))
-            return found[1]
+        return await self._stages.get(model)
 
     async def _read(self, model: str) -> Stages:
         (prefill, prefill_beats), (decode, decode_beats) = await asyncio.gather(
