@@ -215,7 +215,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     order: str = ""
     reason: str = ""
     inputs: dict[str, float] = {}
-    """What the order was decided from."""
+    """Of a `routed`: what the order was decided from."""
     prompt_tokens: int = 0
     prefill: StageClaims = StageClaims()
     decode: StageClaims = StageClaims()

@@ -15,7 +15,7 @@ from pdq.cli import exits
 from pdq.client import Client
 from pdq.settings import LimitSettings
 
-from tests.ask import ask
+from tests.ask import Answer, ask
 from tests.integration.test_lifecycle import until
 from tests.integration.test_metrics import value
 from tests.integration.test_orders import body, fell_back
@@ -44,10 +44,15 @@ async def test_without_a_prefill_worker_it_falls_back_and_says_so(stack: Stack) 
     await bus.close()
     assert answer.story == asked.story == ["accepted", "routed", "claim", "finished"]
     assert (answer.state.order, answer.state.reason) == ("decode-only", "no_prefill_worker")
-    assert answer.state.inputs["prefill_workers"] == 0 and answer.state.inputs["decode_workers"] == 1
+    assert inputs_of(answer)["prefill_workers"] == 0 and inputs_of(answer)["decode_workers"] == 1
     assert fell_back(router, "no_prefill_worker") == 1, "what was asked for is no fall-back"
     assert fell_back(decode, "no_prefill_worker") == 0
     assert value(router, "pdq_route_decisions_total", order="decode-only", reason="no_prefill_worker") == 1
+
+
+def inputs_of(answer: Answer) -> dict[str, float]:
+    (found,) = [event.state.inputs for event in answer.events if event.state is not None and event.state.inputs]
+    return found
 
 
 async def test_until_costs_are_measured_it_goes_by_the_length_of_the_prompt(stack: Stack) -> None:
@@ -93,7 +98,7 @@ async def test_it_goes_by_what_workers_have_measured(
     told = json.loads(await pdq(stack, "explain", answer.request, "--json"))
     shown = await pdq(stack, "explain", answer.request)
     assert (answer.state.order, answer.state.reason) == (order, reason)
-    inputs = answer.state.inputs
+    inputs = inputs_of(answer)
     prefill_is_faster = inputs["prefill_prompt_tokens_s"] > inputs["decode_prompt_tokens_s"]
     prefill_is_sooner = inputs["estimate_prefill_first_s"] < inputs["estimate_decode_only_s"]
     assert prefill_is_faster == prefill_is_sooner == (reason == "prefill_sooner")

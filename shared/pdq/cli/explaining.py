@@ -48,7 +48,7 @@ def explained(request: str, log: Sequence[State]) -> dict[str, Any]:
     """What `--json` prints. `log`: all its states, oldest first; at least one. Times are milliseconds."""
     newest = log[-1]
     began = newest.submitted or log[0].at
-    inputs = {name: value for name, value in newest.inputs.items() if not name.startswith(ESTIMATE)}
+    numbers = next((state.inputs for state in log if state.event == "routed"), {})
     return {
         "id": request,
         "state": newest.event,
@@ -57,8 +57,8 @@ def explained(request: str, log: Sequence[State]) -> dict[str, Any]:
         "order": newest.order,
         "reason": newest.reason,
         "why": _words(REASONS, newest.reason),
-        "inputs": inputs,
-        "estimates_ms": _estimates_ms(newest),
+        "inputs": {name: value for name, value in numbers.items() if not name.startswith(ESTIMATE)},
+        "estimates_ms": _estimates_ms(numbers),
         "local": newest.local,
         "local_why": _words(LOCALS, newest.local),
         "kv": _kv(newest),
@@ -73,11 +73,11 @@ def _words(known: dict[Any, str], name: str) -> str:
     return known.get(name, name)
 
 
-def _estimates_ms(state: State) -> dict[str, float] | None:
+def _estimates_ms(numbers: dict[str, float]) -> dict[str, float] | None:
     """To the first token, by order; None where costs were not known."""
     name = ESTIMATE + "{}_s"
     keys = {order: name.format(order.replace("-", "_")) for order in get_args(Order)}
-    found = {order: round(state.inputs[key] * 1e3, 3) for order, key in keys.items() if key in state.inputs}
+    found = {order: round(numbers[key] * 1e3, 3) for order, key in keys.items() if key in numbers}
     return found or None
 
 

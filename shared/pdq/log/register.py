@@ -153,7 +153,7 @@ def first(event: StateEvent, **fields: Any) -> State:
 
 def follow(state: State, event: StateEvent, **changes: Any) -> State:
     """The record after `state`: the same register with changes. What is said of one event only is reset."""
-    once = {"stage": "", "worker": "", "cause": ""}
+    once = {"stage": "", "worker": "", "cause": "", "inputs": {}}
     made = {"event": event, "nonce": secrets.token_hex(8), "at": time.time()}
     return msgspec.structs.replace(state, **(once | made | changes))
 

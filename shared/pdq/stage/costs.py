@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from pdq.engines.base import Phase
 from pdq.messages import Costs
 
 WEIGHT = 0.1
-"""Share of the newest measurement in a mean."""
+"""Least share of the newest measurement in a mean."""
+FORGET_S = 600.0
+"""A measurement that is so old says nothing of now: what is not known is tried again, and measured."""
 LEAST_S = 1e-6
 
 
@@ -49,16 +52,19 @@ class _Rate:
     """Amount by seconds, each an exponentially weighted mean: long work counts more than short work."""
 
     def __init__(self) -> None:
-        self._amount = self._seconds = 0.0
+        self._amount = self._seconds = self._at = 0.0
+        self._count = 0
 
     def saw(self, amount: float, seconds: float) -> None:
-        weight = WEIGHT if self._amount else 1.0
+        self._at, self._count = time.monotonic(), self._count + 1
+        weight = max(WEIGHT, 1 / self._count)
         self._amount += (amount - self._amount) * weight
         self._seconds += (max(seconds, LEAST_S) - self._seconds) * weight
 
     @property
     def per_s(self) -> float:
-        return round(self._amount / self._seconds, 3) if self._seconds else 0.0
+        known = self._count and time.monotonic() - self._at < FORGET_S
+        return round(self._amount / self._seconds, 3) if known else 0.0
 
 
 def _number(phase: Phase | None, name: str) -> float:
