@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ from pdq.doctor.facts import Broker, Cache, Disk, Facts, KeyFile, Machine, Model
 from pdq.doctor.finding import Finding, Report, fail, ok
 from pdq.doctor.probes import machine as look
 from pdq.doctor.probes import sockets
+from pdq.doctor.probes.aside import aside
 from pdq.engines.base import EngineInfo
-from pdq.kv.contract import read_key
+from pdq.kv.contract import read_key, tokenizer_digest, weights_digest
 from pdq.messages import Costs, WorkerBeat
 from pdq.settings import KvSettings, LimitSettings, Models, ModelSpec, load
 from pdq.up.layout import Layout
@@ -591,6 +593,12 @@ def test_what_is_not_measured_yet_is_said() -> None:
     assert judged(link.bandwidth, facts(worker("d"))) == []
 
 
+def test_a_simulated_engine_says_nothing_of_a_link() -> None:
+    costs = Costs(prompt_tokens_s=1e9, store_bytes_s=1.0, kv_bytes_per_token=16)
+    found = one(link.bandwidth, facts(worker("p", "prefill", costs=costs, engine="sim/1")))
+    assert found.severity == "ok" and "simulated" in found.found
+
+
 # ---- clocks
 
 
@@ -734,6 +742,32 @@ def test_memory(available: int, severity: str) -> None:
 def test_disks(free: int, severity: str) -> None:
     disk = Disk(what="home", path="/home", total=100 * GIB, free=free)
     assert one(machine.disks, Facts(machine=Machine(disks=(disk,)))).severity == severity
+
+
+def test_a_disk_that_hangs() -> None:
+    hangs = Facts(machine=Machine(error="the disks do not answer within 5 s"))
+    assert "within 5 s" in bad(machine.disks, hangs, "fail").found
+
+
+async def test_what_hangs_is_left_aside() -> None:
+    assert await aside(lambda: 3, 5) == 3
+    with pytest.raises(ZeroDivisionError):
+        await aside(lambda: 1 // 0, 5)
+    never = threading.Event()
+    with pytest.raises(TimeoutError):
+        await aside(never.wait, 0.01)
+    never.set()
+
+
+def test_files_of_a_model_are_looked_at(tmp_path: Path) -> None:
+    spec = replace(SPEC, path=str(tmp_path))
+    assert "config.json" in look.model_files(spec).error
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    files = look.model_files(spec)
+    assert (files.path, files.error, files.context) == (str(tmp_path), "", 1024)
+    assert files.weights == weights_digest(tmp_path) and files.tokenizer == tokenizer_digest(tmp_path)
 
 
 def test_processes_of_a_stack() -> None:

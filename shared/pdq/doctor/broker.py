@@ -23,7 +23,7 @@ def reachable(facts: Facts) -> Iterator[Finding]:
             "broker.reachable",
             facts.broker_error,
             trap="nothing can be submitted, and nothing runs",
-            cure="is nats-server up, and is PDQ_NATS_URL (or --nats-url) its address? `pdq status` shows a local stack",
+            cure="is nats-server up, and is PDQ_NATS_URL (or --nats-url) its address? May this user ask $JS.API.>?",
         )
     else:
         yield warn(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,19 +16,22 @@ import msgspec
 from pdq import settings
 from pdq.bus import Bus
 from pdq.doctor import broker, clocks, contracts, environment, link, lmcache, machine, models, streams, versions
-from pdq.doctor.facts import Broker, Facts
+from pdq.doctor.facts import Broker, Facts, Machine, ModelFiles
 from pdq.doctor.finding import Finding, Report
 from pdq.doctor.probes import broker as ask_broker
 from pdq.doctor.probes import lmcache as ask_lmcache
 from pdq.doctor.probes import machine as look
-from pdq.errors import Misconfigured, PdqError, Unavailable
-from pdq.settings import Group, KvSettings, LimitSettings, Models, WorkerSettings
+from pdq.doctor.probes.aside import aside
+from pdq.errors import Misconfigured, PdqError
+from pdq.settings import Group, KvSettings, LimitSettings, Models, ModelSpec, WorkerSettings
 from pdq.up.layout import Layout
 from pdq.up.machine import HOST
 from pdq.up.record import Record
 
 BROKER_S = 8.0
 """Until a broker must have answered everything, its connection included."""
+DISK_S = 5.0
+"""The same for a disk: those of other machines may hang."""
 
 CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     broker.reachable,
@@ -113,8 +118,8 @@ async def gather(subject: Subject) -> Facts:
         if group not in (LimitSettings, KvSettings, WorkerSettings):
             _load(group, subject, errors)
     known, models_error = _models(subject.models_path)
-    files = asyncio.create_task(asyncio.to_thread(look.model_files, known))
-    seen = asyncio.create_task(asyncio.to_thread(look.look, _directories(subject)))
+    files = asyncio.create_task(_files(known))
+    seen = asyncio.create_task(_here(subject))
     found, why = await _broker(subject, limits, known)
     here = await seen
     addresses = ask_lmcache.of_stack(subject.stack, HOST)
@@ -158,6 +163,27 @@ def _models(path: Path) -> tuple[Models | None, str]:
         return None, str(exc)
 
 
+async def _here(subject: Subject) -> Machine:
+    try:
+        return await aside(partial(look.look, _directories(subject)), DISK_S)
+    except TimeoutError:
+        return Machine(hostname=socket.gethostname(), error=f"the disks do not answer within {DISK_S:g} s")
+
+
+async def _files(known: Models | None) -> dict[str, ModelFiles]:
+    """Those of each model that names a directory."""
+    specs = known.by_slug.values() if known is not None else ()
+    wanted = [spec for spec in specs if spec.path and spec.tokenizer == "hf"]
+    return dict(zip((spec.slug for spec in wanted), await asyncio.gather(*map(_files_of, wanted)), strict=True))
+
+
+async def _files_of(spec: ModelSpec) -> ModelFiles:
+    try:
+        return await aside(partial(look.model_files, spec), DISK_S)
+    except TimeoutError:
+        return ModelFiles(path=spec.path, error=f"{spec.path} could not be read within {DISK_S:g} s")
+
+
 def _directories(subject: Subject) -> dict[str, Path]:
     home = subject.layout.root.parent
     return {"store": subject.layout.nats_store} if subject.stack is not None else {"home": home}
@@ -177,5 +203,5 @@ async def _broker(subject: Subject, limits: LimitSettings, known: Models | None)
             return await ask_broker.ask(bus, limits, slugs, subject.monitor), ""
     except TimeoutError:
         return None, f"the broker at {subject.place} has not answered everything within {BROKER_S:g} s"
-    except (Unavailable, PdqError) as exc:
+    except PdqError as exc:
         return None, str(exc)

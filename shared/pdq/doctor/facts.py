@@ -115,6 +115,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     copy_bytes_s: float = 0.0
     """How fast this machine copies memory."""
     hostname: str = ""
+    error: str = ""
+    """Why memory and disks are not known."""
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pdq.doctor.facts import Facts, Worker
 from pdq.doctor.finding import Finding, fail, ok, warn
 
+SIM = "sim/"
 SPARE = 2.0
 """Less than this many times what is needed is tight: stores and loads share the link, and come in bursts."""
 CURE = (
@@ -31,6 +32,9 @@ def bandwidth(facts: Facts) -> Iterator[Finding]:
     for model, workers in facts.by_model().items():
         per_token = max(worker.beat.costs.kv_bytes_per_token for worker in workers)
         if not per_token or not any(worker.beat.stage == "prefill" for worker in workers):
+            continue
+        if any(worker.contract.get("engine", "").startswith(SIM) for worker in workers):
+            yield ok("link.bandwidth", "a simulated engine: its speeds say nothing of a link", subject=model)
             continue
         makes, moves = _fastest_prefill(workers), _slowest_way(workers)
         if moves is None:

@@ -33,6 +33,13 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 
 def disks(facts: Facts) -> Iterator[Finding]:
+    if facts.machine.error:
+        yield fail(
+            "machine.disk",
+            facts.machine.error,
+            trap="a disk that hangs holds up the broker's store, the logs and the start of every service",
+            cure="is a network file system away (`mount`, `dmesg`)? PDQ_HOME on a local disk",
+        )
     for disk in facts.machine.disks:
         text = f"{_gib(disk.free)} of {_gib(disk.total)} free"
         if disk.free >= LOW_DISK:

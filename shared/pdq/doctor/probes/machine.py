@@ -9,7 +9,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pdq.kv.contract import tokenizer_digest, weights_digest
 from pdq.kv.server import SHM_DIRECTORY, SHM_PREFIX
 from pdq.model import checked_path
 from pdq.model_files import read_json
-from pdq.settings import Models, ModelSpec
+from pdq.settings import ModelSpec
 
 MEMORY = Path("/proc/meminfo")
 COPY_BYTES = 32 << 20
@@ -106,13 +106,8 @@ def pins() -> dict[str, str]:
     return {}
 
 
-def model_files(models: Models | None) -> dict[str, ModelFiles]:
-    """Of each model of models.toml that names a directory. Reads the ends of its weights: a few MiB a file."""
-    specs: Iterable[ModelSpec] = models.by_slug.values() if models is not None else ()
-    return {spec.slug: _files(spec) for spec in specs if spec.path and spec.tokenizer == "hf"}
-
-
-def _files(spec: ModelSpec) -> ModelFiles:
+def model_files(spec: ModelSpec) -> ModelFiles:
+    """Of a model that names a directory. Reads the ends of its weights: two MiB a file."""
     try:
         path = checked_path(spec)
         return ModelFiles(
