@@ -140,6 +140,18 @@ class EngineContract:
         assert got.done.loaded_tokens == promised == loaded
         assert got.done.local_tokens == 0
 
+    async def test_held_is_what_decode_could_load(self, bench: Bench) -> None:
+        work = work_of(prompt_of(200, "held"))
+        assert await bench.decode.held(work) == 0
+        await prefilled(bench.prefill, work)
+        assert await bench.decode.held(work) == 192
+        longer = work_of((*work.prompt, *prompt_of(100, "and more")))
+        assert await bench.decode.held(longer) == 192
+        assert await bench.decode.held(work_of(work.prompt[:100])) == 96
+        assert await bench.decode.held(work_of(work.prompt[:31])) == 0
+        assert await bench.decode.held(work_of(work.prompt, salt=OTHER_SALT)) == 0
+        assert await bench.decode.held(work_of(work.prompt[1:])) == 0
+
     async def test_without_prefill_nothing_is_loaded(self, bench: Bench) -> None:
         got = await collect(bench.decode, work_of(prompt_of(200, "not prefilled")))
         assert got.done.loaded_tokens == 0

@@ -21,7 +21,7 @@ async def ask_all(client: Client, spec: ModelSpec) -> dict[str, Answer]:
     body = chat(QUESTION, max_tokens=24, temperature=0)
     return {
         order: await ask(client, body, model=spec.slug, order=order, seconds=120)
-        for order in ("prefill-first", "decode-only")
+        for order in ("decode-first", "prefill-first", "decode-only")
     }
 
 
@@ -39,11 +39,12 @@ async def test_one_engine_serves_both_stages(spec: ModelSpec, server: KvServer, 
         assert worker.get("/metrics")[1].count("pdq_worker_info") > 0
     finally:
         stack.stop()
-    first, only = answers["prefill-first"], answers["decode-only"]
+    delegated, first, only = answers["decode-first"], answers["prefill-first"], answers["decode-only"]
+    assert delegated.story == ["accepted", "routed", "claim", "claim", "prefilled", "finished"]
     assert first.story == ["accepted", "routed", "claim", "prefilled", "claim", "finished"]
     assert "Paris" in first.transcript.text
-    assert first.transcript.ids == only.transcript.ids
+    assert delegated.transcript.ids == first.transcript.ids == only.transcript.ids
     # The engine that prefilled it still has it: what was promised need not come back from the tier.
-    kv = first.state.kv
-    assert kv.promised_tokens >= spec.chunk_tokens
-    assert kv.loaded_tokens + kv.local_tokens >= kv.promised_tokens
+    for kv in (delegated.state.kv, first.state.kv):
+        assert kv.promised_tokens >= spec.chunk_tokens
+        assert kv.loaded_tokens + kv.local_tokens >= kv.promised_tokens
