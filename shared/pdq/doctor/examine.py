@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -111,12 +111,7 @@ async def examine(subject: Subject) -> Report:
 
 async def gather(subject: Subject) -> Facts:
     """All probes: broker and machine side by side, then the LMCache servers that the workers name."""
-    errors: list[str] = []
-    limits, kv = _load(LimitSettings, subject, errors), _load(KvSettings, subject, errors)
-    work = _load(WorkerSettings, subject, errors)
-    for group in settings.GROUPS:
-        if group not in (LimitSettings, KvSettings, WorkerSettings):
-            _load(group, subject, errors)
+    limits, key = _loaded(LimitSettings, subject), _loaded(KvSettings, subject).key_file
     known, models_error = _models(subject.models_path)
     files = asyncio.create_task(_files(known))
     seen = asyncio.create_task(_here(subject))
@@ -126,10 +121,9 @@ async def gather(subject: Subject) -> Facts:
     addresses |= ask_lmcache.of_workers(found.workers if found else (), here.hostname)
     return Facts(
         environ=subject.environ,
-        setting_errors=tuple(errors),
+        setting_errors=tuple(_setting_errors(subject)),
         limits=limits,
-        kv=kv,
-        work=work,
+        work=_loaded(WorkerSettings, subject),
         models=known,
         models_error=models_error,
         stack=subject.stack,
@@ -139,19 +133,26 @@ async def gather(subject: Subject) -> Facts:
         caches=await ask_lmcache.ask(addresses),
         machine=here,
         files=await files,
-        key_file=look.key_file(kv.key_file or _key_of_stack(subject)),
+        key_file=look.key_file(key or _key_of_stack(subject)),
         installed=look.installed(),
         pins=look.pins(),
     )
 
 
-def _load(group: type[S], subject: Subject, errors: list[str]) -> S:
-    """A group as the environment has it; its defaults, and the error, where that cannot be."""
+def _loaded(group: type[S], subject: Subject) -> S:
+    """A group as the environment has it; its defaults where that cannot be."""
     try:
         return settings.load(group, subject.environ)
-    except Misconfigured as exc:
-        errors.append(str(exc))
+    except Misconfigured:
         return group()
+
+
+def _setting_errors(subject: Subject) -> Iterator[str]:
+    for group in settings.GROUPS:
+        try:
+            settings.load(group, subject.environ)
+        except Misconfigured as exc:
+            yield str(exc)
 
 
 def _models(path: Path) -> tuple[Models | None, str]:

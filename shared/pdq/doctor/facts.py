@@ -10,7 +10,7 @@ import msgspec
 from pdq.about import CONTRACT
 from pdq.addresses import is_loopback
 from pdq.messages import WorkerBeat
-from pdq.settings import KvSettings, LimitSettings, Models, WorkerSettings
+from pdq.settings import LimitSettings, Models, WorkerSettings
 from pdq.up.record import Record
 
 
@@ -145,7 +145,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str] = {}
     setting_errors: tuple[str, ...] = ()
     limits: LimitSettings = LimitSettings()
-    kv: KvSettings = KvSettings()
     work: WorkerSettings = WorkerSettings()
     models: Models | None = None
     models_error: str = ""
