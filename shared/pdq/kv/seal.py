@@ -4,7 +4,7 @@ A frame is `PDQ`, a version byte, a random 96-bit nonce, the ciphertext (as long
 AES-256-GCM. Header and name are its associated data, so a chunk that is changed, or lies under another chunk's,
 model's, rank's or tenant's name, does not open. Each salt (a tenant under a KV contract) has a key of its own,
 HKDF-SHA256 of the KV key file; with random nonces a key is good for 2**32 chunks (NIST SP 800-38D, 8.3): at 32
-tokens a chunk, 137 thousand million tokens of one tenant. Replace the key file before that.
+tokens a chunk, 1.3e11 tokens of one tenant. Replace the key file before that.
 """
 
 from __future__ import annotations

@@ -27,9 +27,11 @@ def log_book(days: int) -> str:
     return "\n".join(entries)
 
 
+CODE = 'def fibonacci(n: int) -> int:\n    """The n-th number of the Fibonacci sequence, counted from zero."""\n'
+
 PROMPTS = (
     Prompt("capital", "What is the capital of France, and which river runs through it? Answer in one sentence."),
-    Prompt("code", "def fibonacci(n: int) -> int:\n    if n < 2:\n        return n\n    return", raw=True),
+    Prompt("code", f"{CODE}    if n < 2:\n        return n\n    return", raw=True),
     Prompt("summary", f"Summarise this log book in one sentence.\n\n{log_book(9)}"),
     Prompt("scripts", "Übermut 🎉🚀 你好世界, こんにちは, Привет мир, مرحبا بالعالم, naïve café, ½ € ∑ — ", raw=True),
     Prompt("json", '{"name": "Ada Lovelace", "born": 1815, "tags": ["mathematics", "engines"], "died":', raw=True),
