@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 from pdq.client import Client, new_request_id
 from pdq.log import Transcript
 from pdq.messages import Event
 
-from tests.stack import MODEL
+from tests.stack import MODEL, Stack
 
 
 class Answer:
@@ -60,6 +63,23 @@ async def refused(client: Client, body: bytes, **options: Any) -> Answer:
     assert answer.terminal == ["failed"]
     assert answer.num_writes == 0
     return answer
+
+
+async def follow_to_end(client: Client, request: str, seconds: float = 60) -> Answer:
+    """All events of a request that was submitted before."""
+    answer = Answer(request)
+    async with client.follow(request) as follower:
+        async for event in follower.events(seconds):
+            answer.take(event)
+    return answer
+
+
+def submit_command(stack: Stack) -> tuple[int, str]:
+    """`pdq submit`: its exit code, and what it says on stderr."""
+    environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": stack.url, "PDQ_HOME": str(stack.directory / "home")}
+    command = [sys.executable, "-m", "pdq", "submit", "--model", MODEL, "hello"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
 
 
 async def read_all(client: Client, request: str, after: int = 0) -> Answer:

@@ -40,6 +40,8 @@ class Broker:
         self.port = free_port()
         self.more = ""
         """Further lines of its configuration."""
+        self.jetstream = ""
+        """Further lines of its JetStream's."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,9 +50,10 @@ class Broker:
 
     def start(self) -> None:
         config = self.directory / "nats.conf"
+        store = self.directory / "store"
         config.write_text(
             f'listen: "127.0.0.1:{self.port}"\n'
-            f'jetstream {{ store_dir: "{self.directory / "store"}", max_mem: 256MB, max_file: 20GB }}\n'
+            f'jetstream {{\nstore_dir: "{store}"\nmax_mem: 256MB\nmax_file: 20GB\n{self.jetstream}}}\n'
             f"{self.more}"
         )
         with open(self.directory / "nats.log", "ab") as out:

@@ -1,4 +1,4 @@
-"""At the limits: a broker with a full disk, a client that reads nothing, long prompts, full priorities."""
+"""At the limits: a client that reads nothing, long prompts, full queues, a flood."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import resource
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,20 +18,15 @@ import pytest
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.client import Client, new_request_id
-from pdq.errors import NotStored, QueueFull
+from pdq.errors import QueueFull
 from pdq.log import RequestLog, Transcript, first, follow
 from pdq.messages import Output, StageClaims, State, decode_json, encode_json, pack_ids
 from pdq.settings import LimitSettings
 
-from tests.ask import Answer, ask, read_all
+from tests.ask import Answer, ask, follow_to_end, read_all, submit_command
 from tests.broker import Broker
+from tests.memory import MOST_GROWTH_BYTES, grown, memories, memory
 from tests.stack import MODEL, Stack, completion
-
-SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
-"""About 30 ms a token."""
-NUM_REQUESTS = 12
-MOST_GROWTH_BYTES = 64 << 20
-"""What a process may grow by in a test: far more than any limit of its own, far less than what is sent at it."""
 
 
 async def until(condition: Callable[[], object], seconds: float = 30) -> None:
@@ -43,192 +36,11 @@ async def until(condition: Callable[[], object], seconds: float = 30) -> None:
         await asyncio.sleep(0.05)
 
 
-def memory(pid: int) -> int:
-    """Resident memory of a process, bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def pids(stack: Stack) -> dict[str, int]:
-    processes = {service.module: service.process for service in stack.services} | {"broker": stack.broker.process}
-    return {name: process.pid for name, process in processes.items() if process is not None}
-
-
-def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """Who grew by more than may be, and by how much."""
-    return {name: after[name] - before[name] for name in before if after[name] - before[name] > MOST_GROWTH_BYTES}
-
-
-def memories(stack: Stack) -> dict[str, int]:
-    return {name: memory(pid) for name, pid in pids(stack).items()}
-
-
-# ---- a broker with a full disk
-
-
-class FileLimit:
-    """No file of the broker may grow: to the broker a full disk, and it needs no privilege."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    def prepare(self) -> None:
-        pass
-
-    def fill(self) -> None:
-        self._limit(0)
-
-    def make_room(self) -> None:
-        self._limit(resource.RLIM_INFINITY)
-
-    def close(self) -> None:
-        pass
-
-    def _limit(self, size: int) -> None:
-        assert self._broker.process is not None
-        resource.prlimit(self._broker.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
-class SmallDisk:
-    """The broker's store on a file system of its own, filled up by a file."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._store = broker.directory / "store"
-        self._ballast = self._store / "ballast"
-
-    def prepare(self) -> None:
-        self._store.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self._store)]
-        if subprocess.run(mount, capture_output=True).returncode:
-            pytest.skip("no file system can be mounted here")
-
-    def fill(self) -> None:
-        with open(self._ballast, "wb", buffering=0) as ballast, contextlib.suppress(OSError):
-            while True:
-                ballast.write(bytes(4096))
-
-    def make_room(self) -> None:
-        self._ballast.unlink()
-
-    def close(self) -> None:
-        subprocess.run(["umount", "--lazy", str(self._store)], capture_output=True)
-
-
-Disk = FileLimit | SmallDisk
-
-
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=2.0), PDQ_NATS_PUBLISH_TIMEOUT_S="3")
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=2.0))
     yield stack
     stack.stop()
-
-
-@pytest.fixture(params=[FileLimit, SmallDisk])
-def disk(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    disk: Disk = request.param(stack.broker)
-    disk.prepare()
-    yield disk
-    stack.stop()
-    disk.close()
-
-
-def submit_command(stack: Stack) -> tuple[int, str]:
-    """`pdq submit`: its exit code, and what it says on stderr."""
-    environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": stack.url, "PDQ_HOME": str(stack.directory / "home")}
-    command = [sys.executable, "-m", "pdq", "submit", "--model", MODEL, "hello"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stderr
-
-
-async def test_a_broker_with_a_full_disk_refuses_and_loses_nothing(stack: Stack, disk: Disk) -> None:
-    router = stack.add("pdq_router")
-    worker = stack.add("pdq_worker", PDQ_WORKER_SLOTS="4", **SLOW)
-    await stack.start()
-    bus = await stack.connect()
-    client = Client(bus, "local")
-    body = completion("k" * 100, max_tokens=40, ignore_eos=True, temperature=0)
-    reference = await ask(client, body)
-    accepted = [new_request_id() for _ in range(NUM_REQUESTS)]
-    for request in accepted:
-        await client.submit(body, model=MODEL, request=request)
-    await until(lambda: stack.metric(worker, "pdq_worker_busy_slots") >= 4)
-    before = memories(stack)
-    disk.fill()
-
-    # What was begun of the last block may still fit.
-    with pytest.raises(NotStored, match=f"{stack.broker.port}.* disk is full"):
-        for request in (new_request_id() for _ in range(50)):
-            await client.submit(body, model=MODEL, request=request, timeout_s=3)
-            accepted.append(request)
-    code, said = await asyncio.to_thread(submit_command, stack)
-    assert code == 3 and "not_stored" in said and "disk is full" in said and str(stack.broker.port) in said
-    for service in (router, worker):
-        await until(lambda service=service: service.get("/readyz")[0] == 503)
-        assert "disk is full" in service.get("/readyz")[1]
-        assert service.get("/healthz")[0] == 200
-    await asyncio.sleep(5)
-    assert grown(before, memories(stack)) == {}
-
-    disk.make_room()
-    with pytest.raises(NotStored):
-        # Room alone does not help: the broker must be started again, and that is what the error says.
-        await client.submit(body, model=MODEL, timeout_s=3)
-    await asyncio.to_thread(stack.broker.stop)
-    stack.broker.start()
-    for request in accepted:
-        async with client.follow(request) as follower:
-            answer = Answer(request)
-            async for event in follower.events(60):
-                answer.take(event)
-        assert answer.transcript.complete() and answer.transcript.ids == reference.transcript.ids
-        stored = await read_all(client, request)
-        assert stored.terminal == ["finished"] and stored.story == answer.story
-    for service in (router, worker):
-        await until(lambda service=service: service.get("/readyz")[0] == 200)
-    assert (await ask(client, body)).terminal == ["finished"]
-    await bus.close()
-
-
-async def test_a_full_disk_outlasts_every_delivery_and_no_request_waits_for_ever(tmp_path: Path) -> None:
-    """What the broker gives up it tells in a message that cannot be stored either, and a broker that is stopped in
-    order remembers that it gave up."""
-    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=1.0, max_deliver=2), PDQ_NATS_PUBLISH_TIMEOUT_S="1")
-    disk = FileLimit(stack.broker)
-    router, worker = stack.add("pdq_router", PDQ_LIMIT_MAX_DELIVER="2"), stack.add("pdq_worker")
-    try:
-        stack.services.clear()
-        await stack.start()
-        bus = await stack.connect()
-        client = Client(bus, "local")
-        body = completion("k" * 100, max_tokens=5)
-        never_seen, due = new_request_id(), new_request_id()
-        router.start()
-        router.wait_ready()
-        await client.submit(body, model=MODEL, request=due, deadline_s=5)
-        while await client.state(due) is None:
-            await asyncio.sleep(0.05)
-        router.stop()
-        await client.submit(body, model=MODEL, request=never_seen)
-        disk.fill()
-        stack.services += [router, worker]
-        router.start()
-        worker.start()
-        await asyncio.sleep(10)
-        disk.make_room()
-        await asyncio.to_thread(stack.broker.stop)
-        stack.broker.start()
-        await until(lambda: bus.connected)
-        ends = {}
-        for request in (never_seen, due):
-            answer = Answer(request)
-            async with client.follow(request) as follower:
-                async for event in follower.events(30):
-                    answer.take(event)
-            ends[request] = answer.terminal
-        await bus.close()
-        assert ends == {never_seen: ["finished"], due: ["expired"]}
-    finally:
-        stack.stop()
 
 
 # ---- a client that reads nothing
@@ -422,14 +234,6 @@ async def test_a_full_submit_queue_refuses_at_the_publish_and_takes_more_once_it
         await bus.close()
     finally:
         stack.stop()
-
-
-async def follow_to_end(client: Client, request: str) -> Answer:
-    answer = Answer(request)
-    async with client.follow(request) as follower:
-        async for event in follower.events(60):
-            answer.take(event)
-    return answer
 
 
 async def test_a_stage_queue_at_its_limit_refuses_and_takes_more_once_it_has_room(tmp_path: Path) -> None:
