@@ -1,10 +1,11 @@
-"""Write infra/locks/cpu.lock, gpu.lock and router.lock from pyproject.toml: `make lock`.
+"""Write infra/locks/cpu.lock, gpu.lock and router.lock from pyproject.toml, and verify.lock: `make lock`.
 
 Pins that still fit are kept; `make lock UPGRADE=--upgrade` takes the newest of everything.
 The lock of an engine set holds everything that `make test` needs: the engine set, the router, the local broker, the
 developers' tools and what builds pdq. Images leave out what tools.txt names. router.lock, with the pins of cpu.lock,
-is what images without an engine install. All are resolved for Python 3.11 on x86-64 Linux; the hashes are those
-of every file of a release, so that other Pythons and machines of the same set can use it.
+is what images without an engine install. verify.lock holds the stores that the tests of every KV mode run. All are
+resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other Pythons and
+machines of the same set can use it.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ TOOLS = """\
 """
 
 
-def compiled(name: str, extras: Sequence[str], flags: Sequence[str]) -> str:
+def compiled(name: str, extras: Sequence[str], flags: Sequence[str], source: str = "pyproject.toml") -> str:
     """The resolver's output: pins and hashes, no addresses. `name`: of the lock whose pins are kept."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", *flags]
+    command = [sys.executable, "-m", "uv", "pip", "compile", source, *flags]
     command += [flag for extra in extras for flag in ("--extra", extra)]
     command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28", "--generate-hashes"]
     command += ["--no-header", "--no-annotate", "--no-config", "--quiet"]
@@ -74,6 +75,11 @@ def without_engine(flags: list[str]) -> str:
     return compiled("router", ("router",), ["infra/locks/router.in", "--constraint", "infra/locks/cpu.lock", *flags])
 
 
+def stores(flags: list[str]) -> str:
+    """Servers that tests start: their binaries alone, not what their Python parts would need."""
+    return compiled("verify", (), ["--no-deps", *flags], "infra/locks/verify.in")
+
+
 def tools() -> str:
     """Names that cpu.lock has beyond what its services need."""
     needed = names(compiled("cpu", ("cpu", "router"), ["--constraint", "infra/locks/cpu.lock"]))
@@ -90,6 +96,7 @@ def main(flags: list[str]) -> None:
     write("gpu.lock", HEADER.format(name="gpu") + engine_set("gpu", flags))
     write("router.lock", HEADER.format(name="router") + without_engine(flags))
     write("tools.txt", tools())
+    write("verify.lock", HEADER.format(name="verify") + stores(flags))
 
 
 def engine_set(engine: str, flags: list[str]) -> str:

@@ -114,14 +114,14 @@ def _redis_server() -> str:
     beside = Path(package.origin or "").with_name("bin") / "redis-server" if package else None
     found = str(beside) if beside else shutil.which("redis-server")
     if not found:
-        pytest.fail("no Redis: infra/locks/verify.txt brings one")
+        pytest.fail("no Redis: infra/locks/verify.lock brings one")
     return found
 
 
 def _script(name: str) -> str:
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
-        pytest.fail(f"no {name}: infra/locks/verify.txt brings one")
+        pytest.fail(f"no {name}: infra/locks/verify.lock brings one")
     return str(path)
 
 

@@ -1,6 +1,6 @@
 """KV between two engines that have an LMCache server each: through a pool, or from peer to peer.
 
-A pool in a directory is tested everywhere; the others (marker `matrix`) need servers that infra/locks/verify.txt
+A pool in a directory is tested everywhere; the others (marker `matrix`) need servers that infra/locks/verify.lock
 brings, or more time.
 """
 

@@ -51,7 +51,7 @@ def test_the_cpu_lock_accepts_only_cpu_builds_of_torch() -> None:
 
 
 def test_what_breaks_or_burdens_a_cpu_machine_is_not_in_its_lock() -> None:
-    unwanted = re.compile(r"nvidia-.*|cuda-.*|cupy.*|triton|torchvision|torchaudio|torchcodec|awscrt")
+    unwanted = re.compile(r"nvidia-.*|cuda-.*|cupy.*|triton|torchvision|torchaudio|torchcodec")
     assert [name for name in requirements("cpu") if unwanted.fullmatch(name)] == []
 
 

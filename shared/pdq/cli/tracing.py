@@ -38,14 +38,15 @@ async def show(request: str, as_json: bool, jaeger: str = "", nats_url: str = ""
     jaeger: ask this Jaeger and nothing else. Without it the files are looked through first, then the Jaeger that
     is configured, if any. nats_url: the broker that knows the request's trace.
     """
-    trace = await _asked(request, jaeger, nats_url) if jaeger else await _found(request, nats_url)
+    trace = await _asked(request, jaeger, nats_url) if jaeger else await found(request, nats_url)
     if as_json:
         output.json(traces.to_json(trace))
     else:
         output.write(rendered(trace))
 
 
-async def _found(request: str, nats_url: str) -> Trace:
+async def found(request: str, nats_url: str) -> Trace:
+    """From the files, else from the Jaeger that is configured. Raises Rejected when there is none."""
     directory = Layout.of(settings.home(os.environ)).traces
     jaeger = settings.jaeger_url(os.environ)
     if jaeger and in_files(directory, request) is None:

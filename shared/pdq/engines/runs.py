@@ -81,7 +81,7 @@ class Run:
                 "pdq.kv.bytes": self.loaded_tokens * bytes_per_token,
             }
             if served:
-                moved["pdq.kv.tier"] = served.tier
+                moved |= {"pdq.kv.tier": served.tier, "pdq.kv.near_tokens": served.near_tokens}
             phases.append(_phase("kv.load", self.loaded, moved))
         return phases
 

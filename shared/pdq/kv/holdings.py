@@ -4,8 +4,9 @@ LMCache's HTTP port tells neither which tier holds a chunk nor which tier a look
 
     POST /pdq/where           {model, world_size, salt, tokens} → Where
     GET  /pdq/lookups/ID      → Served, of one of the last LOOKUPS lookups; ID is the engine's own name of a request
+    GET  /pdq/tiers           → Tiers: sizes, tenants, hit counts
 
-Both are read-only, and as bounded as the tiers themselves: one that does not answer counts as empty.
+All are read-only, and as bounded as the tiers themselves: one that does not answer counts as empty.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import EventCallback, EventSubscriber, get_event_bus
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 
-from pdq.kv.where import Question, Served, TierName, Where
+from pdq.kv.where import MAX_TENANTS, Level, Question, Served, Tenant, TierName, Tiers, Where
 
 LOOKUPS = 4_096
 FIRST_POLL_S, LAST_POLL_S = 0.001, 0.05
@@ -45,6 +46,8 @@ class Lookups(EventSubscriber):  # type: ignore[misc]
         self._quota_bytes = quota_bytes
         self._served: OrderedDict[str, Served] = OrderedDict()
         self._quotas: Any = None
+        self.asked_tokens = self.near_tokens = self.far_tokens = 0
+        """Since the server's start."""
 
     def attach(self, quotas: Any) -> None:
         """Begin to listen; `quotas` is the server's registry of them."""
@@ -62,6 +65,9 @@ class Lookups(EventSubscriber):  # type: ignore[misc]
         self._served[event.session_id] = Served(
             near_tokens=seen["l1_hit_tokens"], far_tokens=seen["l2_hit_tokens"], far=self._far
         )
+        self.asked_tokens += seen["requested_tokens"]
+        self.near_tokens += seen["l1_hit_tokens"]
+        self.far_tokens += seen["l2_hit_tokens"]
         while len(self._served) > LOOKUPS:
             self._served.popitem(last=False)
         if self._quota_bytes and not self._quotas.has_quota(seen["cache_salt"]):
@@ -92,12 +98,16 @@ def router(lookups: Lookups) -> APIRouter:
         found = lookups.get(request.path_params["request_id"])
         return Response(status_code=404) if found is None else _json(found)
 
+    async def tiers(request: Request) -> Response:
+        return _json(_tiers(request.app.state.engine.storage_manager, lookups))
+
+    routes.add_route("/pdq/tiers", tiers, methods=["GET"])
     routes.add_route("/pdq/where", where, methods=["POST"])
     routes.add_route("/pdq/lookups/{request_id}", served, methods=["GET"])
     return routes
 
 
-def _json(answer: Where | Served) -> Response:
+def _json(answer: Where | Served | Tiers) -> Response:
     return Response(_encoder.encode(answer), media_type="application/json")
 
 
@@ -158,6 +168,36 @@ async def _ask(adapter: Any, keys: list[Any], layouts: dict[int, Any], num_rows:
     adapter.submit_unlock([key for index, key in enumerate(keys) if held.test(index)])
     chunks = len(keys) // num_rows
     return min(_leading(held, chunks, row * chunks) for row in range(num_rows))
+
+
+def _tiers(storage: Any, lookups: Lookups) -> Tiers:
+    used, capacity = storage.get_l1_usage()
+    memory = Level(tier="l1", kind="memory", healthy=True, used_bytes=used, capacity_bytes=capacity)
+    by_salt = sorted(storage.get_usage_bytes_by_cache_salt().items(), key=lambda item: -item[1])
+    return Tiers(
+        levels=[memory, *(_level(about.type_name, adapter) for about, adapter in storage.l2_adapters())],
+        tenants=[_tenant(storage.quota_manager, salt, size) for salt, size in by_salt[:MAX_TENANTS]],
+        asked_tokens=lookups.asked_tokens,
+        near_tokens=lookups.near_tokens,
+        far_tokens=lookups.far_tokens,
+    )
+
+
+def _level(kind: str, adapter: Any) -> Level:
+    usage = adapter.get_usage()
+    return Level(
+        tier="peer" if kind == "p2p" else "l2",
+        kind=kind,
+        healthy=bool(adapter.report_status()["is_healthy"]),
+        used_bytes=usage.total_bytes_used,
+        capacity_bytes=usage.total_capacity_bytes,
+    )
+
+
+def _tenant(quotas: Any, salt: str, size: int) -> Tenant:
+    return Tenant(
+        salt=salt, used_bytes=size, quota_bytes=quotas.get_limit_bytes(salt) if quotas.has_quota(salt) else None
+    )
 
 
 def _leading(bits: Any, num: int, first: int = 0) -> int:

@@ -18,7 +18,7 @@ def adapt(store: Pool) -> None:
     try:
         from awscrt import auth
     except ImportError as exc:
-        raise Misconfigured("an S3 pool needs the package awscrt: pip install 'pdq[s3]'") from exc
+        raise Misconfigured("an S3 pool needs the package awscrt, which the engine sets have") from exc
     from lmcache.v1.distributed.l2_adapters import s3_l2_adapter
 
     user, password, token = store.credentials

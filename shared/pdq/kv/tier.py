@@ -14,17 +14,39 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
-from pdq.kv.where import Question, Served, TierName, Where
+from pdq.errors import Misconfigured, Unavailable
+from pdq.kv.where import Question, Served, TierName, Tiers, Where
 from pdq.settings import KvSettings
 
 FIRST_POLL_S = 0.005
 LAST_POLL_S = 0.1
 SERVED_TIMEOUT_S = 0.5
+TIERS_TIMEOUT_S = 3.0
 WORLD_SIZE = 1
 
 _encoder = msgspec.json.Encoder()
 _where = msgspec.json.Decoder(Where)
 _served = msgspec.json.Decoder(Served)
+_tiers = msgspec.json.Decoder(Tiers)
+
+
+async def tiers(host: str, http_port: int) -> Tiers:
+    """The tiers of a server. Raises aiohttp.ClientError, TimeoutError or MsgspecError when it does not tell."""
+    timeout = aiohttp.ClientTimeout(total=TIERS_TIMEOUT_S)
+    async with aiohttp.ClientSession(f"http://{host}:{http_port}", timeout=timeout) as session:
+        async with session.get("/pdq/tiers") as response:
+            response.raise_for_status()
+            return _tiers.decode(await response.read())
+
+
+class Cutting(msgspec.Struct, frozen=True):
+    """What a server's `/status` says of its keys."""
+
+    chunk_size: int
+    hash_algorithm: str
+
+
+_cutting = msgspec.json.Decoder(Cutting)
 
 
 class Tier:
@@ -89,6 +111,26 @@ class Tier:
                 return
             except aiohttp.ClientError:
                 await asyncio.sleep(LAST_POLL_S)
+
+    async def check_fits(self, chunk_tokens: int, hash_algorithm: str, version: str) -> None:
+        """Refuse a server that names chunks otherwise than this worker, or is another LMCache: nothing would be found.
+
+        Raises Misconfigured, saying what differs, and Unavailable when the server does not answer.
+        """
+        try:
+            status = _cutting.decode(await self._call("GET", "/status"))
+            served: str = msgspec.json.decode(await self._call("GET", "/version"), type=str)
+        except (aiohttp.ClientError, msgspec.MsgspecError) as exc:
+            raise Unavailable(f"the LMCache server at {self._url} does not say how it cuts chunks: {exc}") from exc
+        has = (status.chunk_size, status.hash_algorithm, served.partition("-")[0])
+        wants = (chunk_tokens, hash_algorithm, version.partition("-")[0])
+        names = ("chunks of {} tokens", "hash {}", "LMCache {}")
+        differing = [name.format(value) for name, value, want in zip(names, has, wants, strict=True) if value != want]
+        if differing:
+            needed = ", ".join(name.format(want) for name, want in zip(names, wants, strict=True))
+            raise Misconfigured(
+                f"the LMCache server at {self._url} has {', '.join(differing)}; this worker needs {needed}"
+            )
 
     async def close(self) -> None:
         if self._session is not None:

@@ -43,3 +43,39 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     def tier(self) -> TierName:
         """The farthest that had a part in it."""
         return self.far if self.far_tokens else "l1"
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier of a server."""
+
+    tier: TierName
+    kind: str
+    """`memory`, or LMCache's name of the adapter."""
+    healthy: bool
+    used_bytes: int
+    """Of a pool: what this server has stored since its start and not evicted."""
+    capacity_bytes: int
+    """0: not bounded here."""
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant has in the pool, by this server."""
+
+    salt: str
+    used_bytes: int
+    quota_bytes: int | None
+    """None: it has none."""
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's tiers, nearest first, and what lookups found since its start. Tokens count in whole chunks."""
+
+    levels: list[Level]
+    tenants: list[Tenant]
+    """Those with most, and no more than `MAX_TENANTS`."""
+    asked_tokens: int
+    near_tokens: int
+    far_tokens: int
+
+
+MAX_TENANTS = 100
