@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ import pytest
 from pdq import subjects
 from pdq.cli import exits
 from pdq.client import Client
+from pdq.errors import Misconfigured
+from pdq.kv.tier import Tier
 from pdq.messages import WorkerBeat, encode_json
-from pdq.settings import LimitSettings
+from pdq.settings import KvSettings, LimitSettings
 
 from tests.ask import ask
 from tests.broker import free_port
@@ -50,6 +54,13 @@ def not_ok(report: dict[str, Any], *sections: str) -> dict[str, dict[str, Any]]:
 
 
 SECTIONS = ("broker", "streams", "contract", "lmcache", "link", "clock", "model", "key")
+
+
+async def becomes(value: Callable[[], float], wanted: float) -> bool:
+    give_up = time.monotonic() + SECONDS
+    while value() != wanted and time.monotonic() < give_up:
+        await asyncio.sleep(0.1)
+    return value() == wanted
 
 
 @pytest.fixture
@@ -90,7 +101,8 @@ async def test_a_worker_of_another_chunk_size_is_found_refused_and_counted(stack
     assert answer.state.event == "finished"
     assert answer.state.kv.promised_tokens > 0 and answer.state.kv.loaded_tokens == 0
     assert answer.state.kv.cause == "contract"
-    assert stack.metric(decode, "pdq_kv_refused_total") == 1
+    # Counted right after the end that the client has seen.
+    assert await becomes(lambda: stack.metric(decode, "pdq_kv_refused_total"), 1)
     log = decode.log.read_text()
     assert "its KV was stored under contract" in log and "cause=contract" in log and answer.request in log
 
@@ -102,10 +114,7 @@ async def test_a_worker_of_another_chunk_size_is_found_refused_and_counted(stack
     assert "64 at odd-one (decode)" in chunk["found"] and "another chunk size" in chunk["trap"]
     assert "odd-one (decode): chunk_tokens 64, not 32" in bad["contract.models_file"]["found"]
 
-    give_up = time.monotonic() + SECONDS
-    while stack.metric(router, "pdq_contracts") != 2 and time.monotonic() < give_up:
-        await asyncio.sleep(0.1)
-    assert stack.metric(router, "pdq_contracts") == 2
+    assert await becomes(lambda: stack.metric(router, "pdq_contracts"), 2)
     assert router.log.read_text().count("have 2 KV contracts") == 1
 
 
@@ -168,8 +177,18 @@ def test_a_broker_that_is_not_there_is_a_finding(stack: Stack) -> None:
     report = doctor(stack, "--nats-url", url, code=exits.UNHEALTHY)
     (row,) = found(report, "broker.reachable")
     assert row["severity"] == "fail" and "within 2 s" in row["found"]
-    assert "s3cret" not in json.dumps(report)
+    assert "s3cret" not in json.dumps(report) and report["took_s"] < SECONDS
     assert found(report, "machine.memory") and found(report, "version.installed")
+
+
+def test_a_broker_that_hangs_is_a_finding(stack: Stack) -> None:
+    stack.broker.start()
+    assert stack.broker.process is not None
+    stack.broker.process.send_signal(signal.SIGSTOP)
+    report = doctor(stack, code=exits.UNHEALTHY)
+    stack.broker.process.send_signal(signal.SIGCONT)
+    (row,) = found(report, "broker.reachable")
+    assert row["severity"] == "fail" and "within 2 s" in row["found"]
 
 
 def test_without_a_stack_it_examines_this_machine(stack: Stack) -> None:
@@ -252,6 +271,12 @@ async def test_a_real_lmcache_server_is_examined(stack: Stack, lmcache: dict[str
         await bus.publish(subjects.worker_key("decode", MODEL, "w"), encode_json(beat))
         report = await asyncio.to_thread(doctor, stack, code=exits.UNHEALTHY)
     await bus.close()
+    tier = Tier(KvSettings(http_port=int(lmcache["kv.http_port"])), MODEL)
+    await tier.check_fits(64, "blake3", metadata.version("lmcache"))
+    for wanted in ((32, "blake3", "0.5.6"), (64, "builtin", "0.5.6"), (64, "blake3", "0.5.5")):
+        with pytest.raises(Misconfigured, match="chunks of 64 tokens|hash blake3|LMCache 0.5.6"):
+            await tier.check_fits(*wanted)
+    await tier.close()
     bad = not_ok(report, "lmcache", "version")
     assert set(bad) >= {"lmcache.chunk_size", "lmcache.shared_memory", "lmcache.routes", "version.lmcache_server"}
     assert (bad["lmcache.chunk_size"]["value"], bad["lmcache.chunk_size"]["limit"]) == ("64", "32")

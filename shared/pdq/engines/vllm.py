@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.metadata
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -23,7 +24,16 @@ from pdq.engines.reports import Inbox, Report
 from pdq.engines.runs import Run
 from pdq.engines.selftest import prove
 from pdq.engines.stats import LatestStats
-from pdq.engines.vllm_config import HASH_SEED, Role, contract, engine_args, environment, kv_bytes_per_token, parse_cpus
+from pdq.engines.vllm_config import (
+    HASH_ALGORITHM,
+    HASH_SEED,
+    Role,
+    contract,
+    engine_args,
+    environment,
+    kv_bytes_per_token,
+    parse_cpus,
+)
 from pdq.engines.vllm_text import decode_params, prefill_params, tokens_of
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.kv.tier import Tier
@@ -62,6 +72,8 @@ class VllmEngine:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 doing = f"waiting for the LMCache server at {self._kv.host}:{self._kv.http_port}"
                 await self._tier.wait_up()
+                version = importlib.metadata.version("lmcache")
+                await self._tier.check_fits(self._spec.chunk_tokens, HASH_ALGORITHM, version)
                 doing = "loading the model"
                 # By itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
                 await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
