@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -279,6 +280,33 @@ async def test_a_submit_that_kills_its_routers_ends_its_request(tmp_path: Path) 
             assert events[1].state.error.code == "too_many_deliveries"
             assert await bus.last(subjects.DEAD, subjects.dead("route", MODEL, "t", request)) is not None
         await bus.close()
+    finally:
+        stack.stop()
+
+
+async def test_a_job_that_the_broker_gives_up_ends_its_request(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, limits=LimitSettings(ack_wait_s=0.5, max_deliver=2))
+    try:
+        stack.add("pdq_router")
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "t")
+
+        async def die(answer: Answer) -> None:
+            dying = Puller(bus, subjects.DECODE, [subjects.consumer(MODEL, "normal")])
+            for _ in range(2):
+                await asyncio.wait_for(dying.get(), 5)
+            # The broker gives a message up when somebody asks for the next one.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(dying.get(), 2)
+            await dying.close()
+
+        answer = await follow(client, completion("k"), die, order="decode-only")
+        letter = await bus.last(subjects.DEAD, subjects.dead("decode", MODEL, "t", answer.request))
+        info = await bus.stream_info(subjects.DECODE)
+        await bus.close()
+        assert answer.terminal == ["failed"] and answer.state.error.code == "too_many_deliveries"
+        assert letter is not None and info is not None and info["state"]["messages"] == 0
     finally:
         stack.stop()
 

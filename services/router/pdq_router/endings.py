@@ -8,7 +8,7 @@ from typing import Any
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import Unavailable
-from pdq.log import Change, Entry, RequestLog, follow
+from pdq.log import Entry, RequestLog, follow
 from pdq.messages import State, StateEvent
 from pdq.telemetry import Metrics
 
@@ -28,21 +28,6 @@ class Endings:
         def change(newest: Entry | None) -> State | None:
             return None if newest is None or newest.state.ended else follow(newest.state, event, **fields)
 
-        return await self._end(tenant, request, change)
-
-    async def fail_submit(self, tenant: str, request: str, begin: State) -> Entry | None:
-        """End the request of one submit as `begin` says, unless it has ended; one that was never accepted begins
-        with it. An id that another submit has is left alone."""
-
-        def change(newest: Entry | None) -> State | None:
-            if newest is None:
-                return begin
-            mine = newest.state.submit_seq == begin.submit_seq and not newest.state.ended
-            return follow(newest.state, begin.event, error=begin.error) if mine else None
-
-        return await self._end(tenant, request, change)
-
-    async def _end(self, tenant: str, request: str, change: Change) -> Entry | None:
         entry, ours = await self._log.end(tenant, request, change)
         if entry is not None and ours:
             state = entry.state

@@ -1,7 +1,7 @@
-"""The reaper: deadlines that have come, and messages that the broker gave up on.
+"""The reaper: deadlines that have come, and jobs that the broker gave up on.
 
-The broker keeps a message for ever that was delivered too often; its advisory makes it an end and a dead
-letter here.
+The broker keeps a job for ever that was delivered too often; its advisory makes it an end and a dead letter here. (It
+never gives up a submit: `route.py`.)
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 
 from pdq import subjects
 from pdq.bus import Bus, Delivery, Stored
-from pdq.errors import Rejected, Retryable
-from pdq.log import RequestLog, first
+from pdq.errors import Retryable
+from pdq.log import RequestLog
 from pdq.messages import ErrorInfo
 from pdq.stage.dead import DeadLetters
 from pdq.stage.delegation import leave_to_decode
 from pdq.stage.run import Run
 from pdq.telemetry import Metrics
 
-from pdq_router import prepare
 from pdq_router.endings import Endings, running
 
 log = logging.getLogger("pdq.router")
@@ -76,7 +75,7 @@ class Reaper:
         await delivery.ack()
 
     async def _give_up(self, stream: str, stored: Stored, deliveries: int) -> None:
-        where = _job_of(stream, stored)
+        where = subjects.parse_job(stored.subject)
         message = f"the {where.stage} message was delivered {deliveries} times and never settled"
         error = ErrorInfo(code="too_many_deliveries", message=message)
         await self._dead.bury(
@@ -90,22 +89,7 @@ class Reaper:
             headers=stored.headers,
             attempts=deliveries,
         )
-        if stream == subjects.SUBMIT:
-            begin = first("failed", model=where.model, submit_seq=stored.seq, submitted=stored.time_s, error=error)
-            await self._endings.fail_submit(where.tenant, where.request, begin)
-        elif stream != subjects.PREFILL or not await leave_to_decode(
+        if stream != subjects.PREFILL or not await leave_to_decode(
             self._log, self._metrics, where.tenant, where.request, error
         ):
             await self._endings.end(where.tenant, where.request, "failed", error=error)
-
-
-def _job_of(stream: str, stored: Stored) -> subjects.JobSubject:
-    """What a queued message is about; of a submit, too."""
-    if stream != subjects.SUBMIT:
-        return subjects.parse_job(stored.subject)
-    where = subjects.parse_submit(stored.subject)
-    try:
-        request = prepare.request_id(stored.headers, stored.seq)
-    except Rejected:
-        request = prepare.sequence_id(stored.seq)
-    return subjects.JobSubject("route", where.model, "", where.tenant, request)
