@@ -26,7 +26,7 @@ from pdq.engines.base import Done, PrefillResult, Tokens, Work
 from pdq.engines.vllm import VllmEngine
 from pdq.kv.server import command, remove_shared_memory, wait_ready
 from pdq.messages import Sampling
-from pdq.settings import EngineSettings, KvServerSettings, KvSettings, ModelSpec, variables
+from pdq.settings import EngineSettings, KvServerSettings, KvSettings, LimitSettings, ModelSpec, variables
 from tokenizers import Tokenizer
 
 from tests.stack import Stack
@@ -174,10 +174,11 @@ def real_stack(directory: Path, spec: ModelSpec, server: KvServer, limits: Limit
     """A stack whose workers have real engines, and their KV in `server`."""
     stack = Stack(
         directory,
+        limits=limits,
+        cluster=None,
         PDQ_ENGINE_KIND="vllm",
         PDQ_ENGINE_KV_CACHE_BYTES=str(KV_CACHE_BYTES),
         **variables(server.kv),
-        limits=limits,
     )
     stack.models = [spec.slug]
     (directory / "models.toml").write_text(models_file(spec))
