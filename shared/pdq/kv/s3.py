@@ -1,12 +1,14 @@
 """What LMCache's S3 adapter lacks for an S3 pool.
 
 It names the bucket in the host (`bucket.host`), which needs a name server that answers for every bucket; a store of
-one's own seldom has one. And it takes credentials from its configuration, which it shows to who asks, or through
-boto3. Here the bucket is the first part of the path, and the credentials are handed over in memory.
+one's own seldom has one. It takes credentials from its configuration, which it shows to who asks, or through boto3.
+And it gives a store up for good after three failures to connect. Here the bucket is the first part of the path, the
+credentials are handed over in memory, and a store that comes back is used again.
 """
 
 from __future__ import annotations
 
+import sys
 from urllib.parse import quote
 
 from pdq.errors import Misconfigured
@@ -24,4 +26,5 @@ def adapt(store: Pool) -> None:
     user, password, token = store.credentials
     provider = auth.AwsCredentialsProvider.new_static(user, password, token or None)
     s3_l2_adapter._make_credentials_provider = lambda config: provider
+    s3_l2_adapter.S3L2Adapter.max_connection_failures = sys.maxsize
     s3_l2_adapter._format_safe_path = lambda name: f"/{store.bucket}/{quote(name)}"

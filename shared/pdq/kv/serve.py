@@ -9,18 +9,22 @@ Settings: `PDQ_KV_*`, `PDQ_KV_SERVER_*`, and `PDQ_MODELS`, `PDQ_WORKER_MODEL` fo
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import Any
 
 from pdq import settings
-from pdq.errors import Misconfigured
+from pdq.errors import Misconfigured, Unavailable
 from pdq.kv import keys, pool, serde, server
+from pdq.kv.keeper import Keeper, Redis
 from pdq.kv.pool import Pool
 from pdq.settings import KvServerSettings, KvSettings, WorkerSettings
 
 HIDDEN_ROUTES = frozenset({"/env", "/config", "/run_script"})
 """They show the environment and the configuration, secrets included, or run what they are sent."""
+START_S = 30.0
+"""How long a pool may take to answer before the server gives up its start."""
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
         store = prepared(kv)
         os.environ.update(server.environment())
         extend(kv, sizes, store)
-    except Misconfigured as exc:
+    except (Misconfigured, Unavailable) as exc:
         sys.exit(f"pdq: {exc}")
     # /dev/shm outlives a container: a server that was killed has left its segment there.
     server.remove_shared_memory(sizes.shm_name)
@@ -42,13 +46,22 @@ def main() -> None:
 
 
 def prepared(kv: KvSettings) -> Pool | None:
-    """The pool, ready to be opened; None when there is none. Raises Misconfigured."""
+    """The pool, ready to be opened; None when there is none. Raises Misconfigured, and Unavailable."""
     if kv.mode != "pool":
         return None
     store = pool.parse(kv, settings.aws())
     keys.read(kv.key_file)
     store.prepare()
+    if redis := redis_of(store):
+        asyncio.run(redis.check(START_S))
     return store
+
+
+def redis_of(store: Pool | None) -> Redis | None:
+    """The Redis of a pool, if it is one."""
+    if store is None or store.kind != "redis":
+        return None
+    return Redis(store.adapter["host"], store.adapter["port"], store.credentials)
 
 
 def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
@@ -58,12 +71,14 @@ def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
     from pdq.kv import holdings
 
     quota_bytes = int(sizes.tenant_gb * (1 << 30))
-    app.include_router(holdings.router(holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)))
+    lookups = holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)
+    redis = redis_of(store)
+    app.include_router(holdings.router(lookups, Keeper(redis) if redis else None))
     hide(app.router.routes)
     if store is None:
         return
     serde.register()
-    if store.kind == "redis":
+    if redis is not None:
         os.environ["LMCACHE_RESP_USERNAME"], os.environ["LMCACHE_RESP_PASSWORD"] = store.credentials[:2]
     elif store.kind == "s3":
         from pdq.kv import s3

@@ -85,7 +85,9 @@ class Tier:
         try:
             async with asyncio.timeout(timeout_s):
                 pause_s = FIRST_POLL_S
-                while not self._readable(await self.where(tokens, salt)):
+                while not self._readable(where := await self.where(tokens, salt)):
+                    if self.read == "l2" and where.far is None:
+                        return False  # the pool is away
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LAST_POLL_S)
                 return True
