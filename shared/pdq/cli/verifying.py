@@ -134,6 +134,6 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
     tokens = sum(verdict.equal_tokens for verdict in verdicts)
     had = f", {local} still there" if local else ""
     return (
-        f"{good} of {len(verdicts)} prompts as by a plain engine, {tokens} tokens equal; "
+        f"{good} of {len(verdicts)} prompts verified, {tokens} tokens as a plain engine's; "
         f"decode loaded {loaded} of {promised} promised tokens of KV{had}"
     )
