@@ -20,7 +20,7 @@ from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
 
 from tests.ask import ask, follow_to_end, read_all, submit_command
-from tests.broker import Broker
+from tests.broker import Broker, Cluster
 from tests.memory import grown, memories
 from tests.stack import MODEL, Stack, completion
 
@@ -254,3 +254,38 @@ async def test_what_was_acknowledged_outlives_a_loss_of_power(broker_of_deployme
     info = await bus.stream_info(subjects.LOG)
     await bus.close()
     assert info is not None and info["state"]["messages"] == 300
+
+
+async def test_a_full_disk_of_one_broker_of_three_stops_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    limits = LimitSettings(replicas=3, ack_wait_s=3.0)
+    stack = Stack(tmp_path, cluster=cluster, limits=limits, PDQ_NATS_PUBLISH_TIMEOUT_S="5")
+    disks = {broker.port: SmallDisk(broker) for broker in cluster.brokers}
+    stack.add("pdq_router")
+    stack.add("pdq_worker")
+    body = completion("k" * 100, max_tokens=30, ignore_eos=True, temperature=0)
+    try:
+        for disk in disks.values():
+            disk.prepare()
+        await stack.start()
+        bus = await stack.connect()
+        client = Client(bus, "local")
+        reference = await ask(client, body)
+        info = await bus.stream_info(subjects.LOG)
+        assert info is not None
+        full = cluster.brokers[int(info["cluster"]["leader"].removeprefix("n"))]
+        disks[full.port].fill()
+        answers = []
+        async with asyncio.timeout(60):
+            while "no space left" not in (full.directory / "nats.log").read_text() or len(answers) < 20:
+                answers.append(await ask(client, body))
+        disks[full.port].make_room()
+        await asyncio.to_thread(full.stop)
+        full.start()
+        answers += [await ask(client, body) for _ in range(20)]
+        await bus.close()
+        assert all(answer.transcript.ids == reference.transcript.ids for answer in answers)
+    finally:
+        await asyncio.to_thread(stack.stop)
+        for disk in disks.values():
+            disk.close()
