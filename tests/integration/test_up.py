@@ -162,7 +162,7 @@ def test_one_object_with_json(stack: Home) -> None:
     assert found["finish_reason"] == "length" and found["text"]
     assert found["usage"] == {"prompt_tokens": 76, "completion_tokens": 9, "total_tokens": 85}
     assert found["route"] == {"order": "prefill-first", "reason": "default"}
-    assert found["kv"] == {"promised_tokens": 64, "loaded_tokens": 64, "local_tokens": 0}
+    assert found["kv"] == {"promised_tokens": 64, "loaded_tokens": 64, "local_tokens": 0, "cause": ""}
     assert re.fullmatch("[0-9a-f]{32}", found["trace_id"])
     assert {"route", "prefill_queue", "decode_queue", "decode", "ttft", "total"} <= found["timings_ms"].keys()
 
