@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import doctor, exits, explain, operators, output, requests, setup, stack, verify
+from pdq.cli import doctor, exits, explain, kv, operators, output, requests, setup, stack, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -44,6 +44,7 @@ def build() -> typer.Typer:
         requests.cancel,
         requests.trace,
         explain.explain,
+        kv.kv,
         operators.workers,
         operators.drain,
         verify.verify,
