@@ -36,24 +36,29 @@ SERVER_STOP_S = 20.0
 ENGINE_START_S = 240.0
 KV_CACHE_BYTES = 256 << 20
 STORE_TIMEOUT_S = 10.0
-MEMORY_GB = 0.75
+SIZES = KvServerSettings(memory_gb=0.75)
 
 
 class KvServer:
     """An LMCache server as a child process. `kv`: how an engine uses it."""
 
-    def __init__(self, directory: Path, spec: ModelSpec, memory_gb: float = MEMORY_GB, **kv: str) -> None:
+    def __init__(self, directory: Path, spec: ModelSpec, sizes: KvServerSettings = SIZES, **kv: str) -> None:
         """directory: for its log and models.toml, made if need be. kv: settings beyond its ports, such as `mode`."""
         directory.mkdir(exist_ok=True)
         self._directory = directory
         self.kv = msgspec.convert({"port": free_port(), "http_port": free_port(), **kv}, KvSettings)
-        self._sizes = KvServerSettings(memory_gb=memory_gb, shm_name=f"test-{secrets.token_hex(4)}")
+        self._sizes = msgspec.structs.replace(sizes, shm_name=f"test-{secrets.token_hex(4)}")
         self._process: subprocess.Popen[bytes] | None = None
         (directory / "models.toml").write_text(models_file(spec))
 
     @property
     def log(self) -> Path:
         return self._directory / "lmcache.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     async def start(self, memory_gb: float = 0) -> None:
         """memory_gb: another size than it was made with."""

@@ -32,12 +32,17 @@ USER, PASSWORD = "pdq", "a-password-of-the-tests"
 
 
 class Shared(NamedTuple):
+    name: str
     settings: dict[str, str]
     """For the servers and their engines (`KvSettings`)."""
     forget: Callable[[KvSettings], object]
     """Empty what servers can read of the one with these settings, but for its own memory."""
     process: Process | None = None
     """What runs for them, if anything: it can be stopped and started again."""
+    port: int = 0
+    """Of Redis."""
+    filer: str = ""
+    """URL of the bucket's directory in SeaweedFS's filer, behind S3's back."""
 
 
 @contextlib.contextmanager
@@ -52,7 +57,7 @@ def shared(mode: str, root: Path) -> Iterator[Shared]:
 def _file(root: Path) -> Iterator[Shared]:
     pool = root / "pool"
     settings = {"mode": "pool", "pool": pool.as_uri()}
-    yield Shared(settings, lambda kv: [path.unlink() for path in pool.glob("*.data")])
+    yield Shared("file", settings, lambda kv: [path.unlink() for path in pool.glob("*.data")])
 
 
 @contextlib.contextmanager
@@ -62,7 +67,7 @@ def _redis(root: Path) -> Iterator[Shared]:
     line = [_redis_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with _running([*line, "--requirepass", PASSWORD, "--dir", str(root)], root / "redis.log", port) as process:
         settings = {"mode": "pool", "pool": f"redis://127.0.0.1:{port}", "pool_password": PASSWORD}
-        yield Shared(settings, lambda kv: redis_say(port, "FLUSHALL"), process)
+        yield Shared("redis", settings, lambda kv: redis_say(port, "FLUSHALL"), process, port)
 
 
 def redis_say(port: int, command: str) -> None:
@@ -92,8 +97,8 @@ def _s3(root: Path) -> Iterator[Shared]:
     with _running(line, root / "weed.log", *ports.values()) as process:
         pool = f"s3://pdq-kv?endpoint=http://127.0.0.1:{ports['s3']}&region=us-east-1"
         settings = {"mode": "pool", "pool": pool, "pool_user": USER, "pool_password": PASSWORD}
-        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/pdq-kv?recursive=true"
-        yield Shared(settings, lambda kv: _call("DELETE", bucket), process)
+        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/pdq-kv"
+        yield Shared("s3", settings, lambda kv: _call("DELETE", f"{bucket}?recursive=true"), process, filer=bucket)
 
 
 def _call(method: str, url: str) -> None:
@@ -109,7 +114,7 @@ def _p2p(root: Path) -> Iterator[Shared]:
     with _running(line, root / "coordinator.log", port, environ=environment()) as process:
         settings = {"mode": "p2p", "coordinator": f"http://127.0.0.1:{port}"}
         clear = "http://{kv.host}:{kv.http_port}/cache/clear"
-        yield Shared(settings, lambda kv: _call("POST", clear.format(kv=kv)), process)
+        yield Shared("p2p", settings, lambda kv: _call("POST", clear.format(kv=kv)), process)
 
 
 _STARTS = {"file": _file, "redis": _redis, "s3": _s3, "p2p": _p2p}

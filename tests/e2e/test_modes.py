@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest_asyncio
 from pdq.engines.base import Phase, Work
 from pdq.kv.tier import Tier
 from pdq.kv.where import Where
-from pdq.settings import KvSettings, ModelSpec
+from pdq.settings import KvServerSettings, KvSettings, ModelSpec
 
 from tests.broker import free_port
 from tests.e2e.conftest import KvServer, Pair, answer, greedy
@@ -34,15 +35,18 @@ pytestmark = [
 
 MOVED = {31: (0, 0), 32: (32, 31), 64: (64, 63), 200: (192, 192), 1000: (992, 992)}
 """Prompt tokens → tokens that prefill stores, tokens that decode loads. The last token is always computed."""
-SERVER_GB = 0.5
+SIZES = KvServerSettings(memory_gb=0.5)
 BOUND_S = 60.0
+TENANT_GB = 0.06
+"""Room for one prompt of a thousand tokens, below the watermark, and not for two."""
 
 
 class Modes(Pair):
     """A pair whose servers share what a mode gives them."""
 
-    def __init__(self, spec: ModelSpec, store: Shared, root: Path) -> None:
+    def __init__(self, spec: ModelSpec, store: Shared, root: Path, tenant_gb: float) -> None:
         self.store = store
+        self.sizes = msgspec.structs.replace(SIZES, tenant_gb=tenant_gb)
         self.far = "peer" if store.settings["mode"] == "p2p" else "l2"
         """The tier that decode loads from."""
         self.confirmed = "l1" if self.far == "peer" else "l2"
@@ -51,7 +55,7 @@ class Modes(Pair):
 
     def _server(self, directory: Path, spec: ModelSpec) -> KvServer:
         peer = {"peer": f"127.0.0.1:{free_port()}"} if self.far == "peer" else {}
-        return KvServer(directory, spec, SERVER_GB, **self.store.settings, **peer)
+        return KvServer(directory, spec, self.sizes, **self.store.settings, **peer)
 
 
 @pytest_asyncio.fixture(
@@ -64,7 +68,7 @@ async def pair(
 ) -> AsyncIterator[Modes]:
     root = tmp_path_factory.mktemp(request.param)
     with shared(request.param, root) as store:
-        pair = Modes(spec, store, root)
+        pair = Modes(spec, store, root, TENANT_GB if request.param == "redis" else 0.0)
         try:
             await pair.start()
             yield pair
@@ -115,6 +119,43 @@ async def test_the_server_tells_what_it_holds(pair: Modes, salt: str) -> None:
     assert told["hit_rates"]["far"] == told["far_tokens"] / told["asked_tokens"]
 
 
+async def test_the_other_server_hangs(pair: Modes, salt: str) -> None:
+    """Decode waits for it no longer than it may, and needs nothing of it where there is a pool."""
+    mine = work(200, salt)
+    assert (await pair.prefill.prefill(mine)).stored_tokens == 192
+    pair.server.signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            answered = await answer(pair.decode, mine)
+        tell(pair, -1, *answered.done.phases)
+    finally:
+        pair.server.signal(signal.SIGCONT)
+    assert answered.done.loaded_tokens == (0 if pair.far == "peer" else 192)
+    assert answered.ids == await computed(pair, mine)
+    await until_kv_flows(pair, salt)
+
+
+async def test_a_tenant_keeps_no_more_than_its_quota_and_costs_others_nothing(pair: Modes, salt: str) -> None:
+    if not pair.sizes.tenant_gb:
+        pytest.skip("this pool has no quotas")
+    other = work(200, secrets.token_hex(32))
+    assert (await pair.prefill.prefill(other)).stored_tokens == 192
+    for _ in range(2):
+        assert (await pair.prefill.prefill(work(1_000, salt))).stored_tokens == 992
+    async with asyncio.timeout(BOUND_S):
+        while (await held(pair, salt))["used_bytes"] > pair.sizes.tenant_gb * (1 << 30):
+            await asyncio.sleep(0.2)
+    assert (await held(pair, salt))["quota_bytes"] == int(pair.sizes.tenant_gb * (1 << 30))
+    assert (await where(pair, other)).far == 6
+
+
+async def held(pair: Modes, salt: str) -> dict[str, Any]:
+    """What prefill's server says of a tenant."""
+    (tenant,) = [each for each in (await pdq_kv(pair.kv))["tenants"] if each["salt"] == salt]
+    found: dict[str, Any] = tenant
+    return found
+
+
 async def test_what_servers_share_dies_and_comes_back(pair: Modes, salt: str) -> None:
     """Nothing waits for it, nothing is wrong meanwhile, and it is used again."""
     process = pair.store.process
@@ -133,6 +174,10 @@ async def test_what_servers_share_dies_and_comes_back(pair: Modes, salt: str) ->
     moved = 192 if pair.far == "peer" else 0
     assert (stored.stored_tokens, answered.done.loaded_tokens) == (moved, moved)
     assert answered.ids == ids
+    await until_kv_flows(pair, salt)
+
+
+async def until_kv_flows(pair: Modes, salt: str) -> None:
     async with asyncio.timeout(BOUND_S):
         while (await pair.handoff(work(64, salt)))[1].done.loaded_tokens != 63:
             await asyncio.sleep(0.5)
@@ -175,6 +220,10 @@ async def computed(pair: Modes, each: Work) -> list[int]:
 
 
 def tell(pair: Modes, num: int, *phases: Phase) -> None:
-    """For docs/kv.md: `pytest -s` shows it."""
+    """The figures of docs/kv.md: `pytest -s` shows them."""
+    ends = {phase.name: phase.end_ns for phase in phases}
     for phase in phases:
-        print(f"{pair.store.settings['mode']} {num:5} {phase.name:15} {phase.duration_ms:8.1f} ms  {phase.attributes}")
+        print(f"{pair.store.name:6} {num:5} {phase.name:15} {phase.duration_ms:8.1f} ms  {phase.attributes}")
+    if {"kv.store", "engine.prefill"} <= ends.keys():
+        confirmed_ms = (ends["kv.store"] - ends["engine.prefill"]) / 1e6
+        print(f"{pair.store.name:6} {num:5} {'confirmed':15} {confirmed_ms:8.1f} ms after the prefill")

@@ -20,6 +20,8 @@ from pdq.settings import KvSettings
 
 FIRST_POLL_S = 0.005
 LAST_POLL_S = 0.1
+KEEPALIVE_S = 1.0
+"""The server closes what is idle for five seconds: a question that meets this end would count as no answer."""
 SERVED_TIMEOUT_S = 0.5
 TIERS_TIMEOUT_S = 3.0
 WORLD_SIZE = 1
@@ -145,7 +147,8 @@ class Tier:
 
     async def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         if self._session is None:
-            self._session = aiohttp.ClientSession(self._url)
+            connector = aiohttp.TCPConnector(keepalive_timeout=KEEPALIVE_S)
+            self._session = aiohttp.ClientSession(self._url, connector=connector)
         async with self._session.request(method, path, data=body) as response:
             response.raise_for_status()
             return await response.read()
