@@ -31,6 +31,8 @@ from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
 from pdq.stage.costs import CostMeter
 from pdq.stage.delegation import Delegation
+from pdq.stage.fleet import Fleet
+from pdq.stage.preference import Preference
 from pdq.stage.room import Room
 from pdq.stage.watch import Watch
 from pdq.telemetry import Metrics, Telemetry
@@ -194,6 +196,7 @@ class _Host:
         self._costs[stage] = CostMeter(info.chunk_tokens, info.kv_bytes_per_token)
         room = Room(bus, info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
         delegation = Delegation(bus, parts.watch, self._metrics, self._worker, info.contract)
+        preference = Preference(Fleet(bus), self._metrics, self._worker, lambda: self._loops[stage].busy)
         worker = StageWorker(
             stage,
             handler,
@@ -207,6 +210,7 @@ class _Host:
             costs=self._costs[stage],
             room=room,
             delegation=delegation if stage == "decode" else None,
+            preference=preference if stage == "decode" else None,
         )
         consumers = [name for _, name in _consumers(stage, info.model)]
         return Loop(

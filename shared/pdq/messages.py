@@ -105,6 +105,8 @@ class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     prompt: bytes
     """Packed token ids."""
     sampling: Sampling
+    prefer: str = ""
+    """Passed on to the decode job."""
     handoff: bool = True
     """Publish the decode job once the KV can be read. False: decode has the request, and waits for `prefilled`."""
 
@@ -121,6 +123,8 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     prompt: bytes
     sampling: Sampling
     promise: Promise | None = None
+    prefer: str = ""
+    """The decode worker that likely holds the most of the prompt's KV; any other may take the job."""
     prefill_wait_s: float = 0.0
     """decode-first: what decode lacks of the prompt's KV is made by a prefill worker, and waited for so long at
     most. 0: decode computes it."""
@@ -217,6 +221,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, float] = {}
     """Of a `routed`: what the order was decided from."""
     prompt_tokens: int = 0
+    prefix: str = ""
+    """Hash of the prompt's whole chunks, 16 hex digits; empty: it has none. Other tenants and models have others."""
     prefill: StageClaims = StageClaims()
     decode: StageClaims = StageClaims()
     promise: Promise | None = None

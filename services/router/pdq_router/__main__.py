@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from pdq import settings as config
 from pdq import subjects
@@ -19,6 +20,7 @@ from pdq_router.canary import sing
 from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
 from pdq_router.gauges import Gauges
+from pdq_router.prefixes import Prefixes
 from pdq_router.reaper import Reaper
 from pdq_router.route import Router
 from pdq_router.tokens import Tokenizer, load_tokenizer
@@ -67,6 +69,8 @@ class Service:
     async def _work(self, bus: Bus, telemetry: Telemetry) -> None:
         endings = Endings(bus, self.metrics)
         admission = Admission(bus, self.router.queue_limit)
+        prefixes = Prefixes()
+        await bus.patiently(partial(prefixes.start, bus))
         router = Router(
             bus,
             telemetry,
@@ -76,6 +80,7 @@ class Service:
             self.models,
             self.tokenizers,
             admission,
+            prefixes,
             self.worker,
         )
         reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker), self.metrics)

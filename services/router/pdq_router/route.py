@@ -38,6 +38,7 @@ from pdq.telemetry import Metrics, StageSpan, Telemetry
 from pdq_router import prepare
 from pdq_router.admission import Admission, Overloaded
 from pdq_router.order import Decision, OrderInputs, decide
+from pdq_router.prefixes import Prefixes, positions
 from pdq_router.timers import Timers
 from pdq_router.tokens import INLINE_BYTES, Tokenizer
 from pdq_router.workers import Workers
@@ -80,6 +81,7 @@ class Router:
         models: Models,
         tokenizers: Mapping[str, Tokenizer],
         admission: Admission,
+        prefixes: Prefixes,
         worker: str,
     ) -> None:
         self._bus = bus
@@ -94,6 +96,7 @@ class Router:
         self._timers = Timers(bus)
         self._workers = Workers(bus)
         self._admission = admission
+        self._prefixes = prefixes
         self._dead = DeadLetters(bus, metrics, worker)
 
     async def process(self, delivery: Delivery, run: Run) -> None:
@@ -209,7 +212,9 @@ class Router:
         prepared = await self._prepare(submit)
         span.set_sampling(prepared.sampling)
         spec = prepared.spec
-        decision = await self._decide(submit, prepared)
+        names = positions(spec.slug, submit.tenant, prepared.prompt, spec.chunk_tokens)
+        likely = self._prefixes.likely(names, spec.chunk_tokens)
+        decision = await self._decide(submit, prepared, likely.cached_tokens)
         if accepted.state.event == "accepted":
             stage: StageName = "prefill" if decision.order == "prefill-first" else "decode"
             await self._admission.check(stage, spec.slug, submit.priority)
@@ -231,6 +236,7 @@ class Router:
                 reason=decision.reason,
                 inputs=decision.inputs,
                 prompt_tokens=len(prepared.prompt),
+                prefix=names[-1] if names else "",
                 timings_ms=timings,
             )
 
@@ -241,15 +247,20 @@ class Router:
         )
         # A second delivery after `routed` publishes the job of the order that stands in the log.
         if entry is not None and entry.state.event == "routed":
-            await self._queue(submit, entry.state, _job(submit, prepared, entry.state, decision), span)
+            self._prefixes.routed(names)
+            if likely.worker:
+                span.set(prefer=likely.worker)
+            job = _job(submit, prepared, entry.state, decision, likely.worker)
+            await self._queue(submit, entry.state, job, span)
 
-    async def _decide(self, submit: Submit, prepared: prepare.Prepared) -> Decision:
+    async def _decide(self, submit: Submit, prepared: prepare.Prepared, cached_tokens: int) -> Decision:
         settings = self._settings
         return decide(
             OrderInputs(
                 requested=submit.order,
                 default=settings.order,
                 prompt_tokens=len(prepared.prompt),
+                cached_tokens=cached_tokens,
                 chunk_tokens=prepared.spec.chunk_tokens,
                 handoff_s=settings.handoff_s,
                 short_prompt_tokens=settings.short_prompt_tokens,
@@ -323,7 +334,7 @@ class Router:
         )
 
 
-def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Decision) -> Job:
+def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Decision, prefer: str) -> Job:
     """The first job of the order that stands in the log."""
     common: dict[str, Any] = {
         "request": submit.request,
@@ -333,6 +344,7 @@ def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Dec
         "deadline": submit.deadline,
         "prompt": pack_ids(prepared.prompt),
         "sampling": prepared.sampling,
+        "prefer": prefer,
     }
     if state.order == "prefill-first":
         return PrefillJob(**common)

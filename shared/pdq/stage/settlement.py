@@ -244,6 +244,7 @@ class Settlement:
             prompt=job.prompt,
             sampling=job.sampling,
             promise=promise,
+            prefer=job.prefer,
         )
         await publish_job(self._bus, handoff, headers)
 

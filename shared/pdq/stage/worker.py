@@ -20,6 +20,7 @@ from pdq.stage import claims, recovery
 from pdq.stage.attempt import Attempt, Delegate, Handler, Handoff, Outcome
 from pdq.stage.costs import CostMeter
 from pdq.stage.delegation import Delegation
+from pdq.stage.preference import Preference, Preferred, passed_before
 from pdq.stage.room import Room
 from pdq.stage.run import Run
 from pdq.stage.settlement import Settlement
@@ -50,12 +51,14 @@ class StageWorker:
         costs: CostMeter | None = None,
         room: Room | None = None,
         delegation: Delegation | None = None,
+        preference: Preference | None = None,
     ) -> None:
         """costs: told of what was done. room: told of the KV that prefill hands off. delegation: has prompts
-        prefilled for decode; without it decode computes them."""
+        prefilled for decode; without it decode computes them. preference: which decode jobs are left to others."""
         self._costs = costs
         self._room = room
         self._delegation = delegation
+        self._preference = preference
         self.stage = stage
         self._handler = handler
         self._log = RequestLog(bus)
@@ -69,7 +72,14 @@ class StageWorker:
 
     async def process(self, delivery: Delivery, run: Run) -> None:
         where = subjects.parse_job(delivery.subject)
-        if delivery.num_delivered > 1:
+        job = self._read(delivery, where)
+        preferred: Preferred = "none"
+        if self._preference is not None and isinstance(job, DecodeJob):
+            preferred = await self._preference.judge(job, delivery)
+            if preferred == "passed":
+                await delivery.nak()
+                return
+        if delivery.num_delivered > 1 and not (isinstance(job, DecodeJob) and passed_before(job, delivery)):
             self._metrics.redelivered(self.stage)
         with self._telemetry.process(
             self.stage,
@@ -84,20 +94,27 @@ class StageWorker:
             deliveries=delivery.num_delivered,
         ) as span:
             try:
-                await self._process(delivery, run, where, span)
+                if preferred != "none":
+                    span.set(preferred=preferred)
+                await self._process(delivery, run, job, span)
             except Retryable as exc:
                 # The broker did not take our word; the state decides when the message comes again.
                 log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request})
                 span.fail(exc.code, str(exc))
                 await delivery.nak_for_now()
 
-    async def _process(self, delivery: Delivery, run: Run, where: subjects.JobSubject, span: StageSpan) -> None:
+    def _read(self, delivery: Delivery, where: subjects.JobSubject) -> Job | NotDecodable:
         try:
             job = decode_job(delivery.data, KINDS[self.stage])
             _check_subject(job, where)
         except NotDecodable as exc:
-            span.fail(exc.code, str(exc))
-            await self._settlement.unclaimed.undecodable(delivery, exc)
+            return exc
+        return job
+
+    async def _process(self, delivery: Delivery, run: Run, job: Job | NotDecodable, span: StageSpan) -> None:
+        if isinstance(job, NotDecodable):
+            span.fail(job.code, str(job))
+            await self._settlement.unclaimed.undecodable(delivery, job)
             return
         verdict, entry = await self._claim(job)
         match verdict:

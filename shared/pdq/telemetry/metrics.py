@@ -103,6 +103,11 @@ class Metrics:
         for stage in get_args(StageName):
             # From 0 on: an increase from nothing to 1 is none to Prometheus.
             self._redeliveries.labels(stage)
+        self._preferred = counter(
+            "pdq_decode_preference", "Jobs that preferred a worker, and what it came to.", "result"
+        )
+        for result in ("kept", "passed", "spilled"):
+            self._preferred.labels(result)
         self._dead = counter("pdq_dead_letters", "Messages given up.", "stage", "reason")
         self._handoffs = counter("pdq_handoffs", "Handoffs to decode, by their KV: ready, or why there is none.", "kv")
         self._promised = counter("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
@@ -141,6 +146,10 @@ class Metrics:
 
     def redelivered(self, stage: str) -> None:
         self._redeliveries.labels(self._stage.of(stage)).inc()
+
+    def preferred(self, result: str) -> None:
+        """A job that prefers a worker was delivered here: `kept`, `passed` or `spilled` (`pdq.stage.preference`)."""
+        self._preferred.labels(result).inc()
 
     def dead_letter(self, stage: str, reason: str) -> None:
         self._dead.labels(self._stage.of(stage), self._reason.of(reason)).inc()
