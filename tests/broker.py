@@ -42,6 +42,8 @@ class Broker:
         """Further lines of its configuration."""
         self.jetstream = ""
         """Further lines of its JetStream's."""
+        self.environment: dict[str, str] = {}
+        """Variables that it has besides ours."""
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,7 +59,9 @@ class Broker:
             f"{self.more}"
         )
         with open(self.directory / "nats.log", "ab") as out:
-            self.process = subprocess.Popen([server_binary(), "-c", str(config)], stdout=out, stderr=out)
+            self.process = subprocess.Popen(
+                [server_binary(), "-c", str(config)], stdout=out, stderr=out, env={**os.environ, **self.environment}
+            )
         give_up = time.monotonic() + 10
         while time.monotonic() < give_up:
             with socket.socket() as probe:

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -79,7 +80,10 @@ def _with_progress(setup: Setup, directory: Path) -> Report:
         def progress(what: str, done: float, of: float) -> None:
             bar.update(task, completed=done, total=of, description=what)
 
-        return asyncio.run(run(setup, directory, progress))
+        # As the services: asyncio's own loop takes 256 KiB for each read, and what it leaves between is never used
+        # again where smaller messages stay; its memory grows by 2 MB in 10 minutes with nothing more in use.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run(setup, directory, progress))
 
 
 def _show(report: Report, as_json: bool) -> None:

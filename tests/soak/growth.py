@@ -8,7 +8,7 @@ slopes (Theil-Sen), which does not see memory that grows in a few large steps, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import linear_regression, median
+from statistics import linear_regression, median, pstdev
 
 import msgspec
 
@@ -17,11 +17,13 @@ TEN_MINUTES_S = 600.0
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """`first`, `last`: medians of the first and the last window, in the unit of the samples."""
+    """`first`, `last`: medians of the first and the last window, in the unit of the samples. `error`: the standard
+    error of `per_10_min`, which tells how far it is to be believed."""
 
     first: float
     last: float
     per_10_min: float
+    error: float
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> Growth:
@@ -29,8 +31,13 @@ def growth(samples: Sequence[tuple[float, float]]) -> Growth:
     points = windows(samples, min(MOST_WINDOWS, len(samples) // 2))
     if len(points) < 2:
         raise ValueError(f"{len(samples)} samples are too few to tell a growth")
-    slope, _ = linear_regression([at for at, _ in points], [value for _, value in points])
-    return Growth(first=points[0][1], last=points[-1][1], per_10_min=slope * TEN_MINUTES_S)
+    times, values = [at for at, _ in points], [value for _, value in points]
+    slope, at_0 = linear_regression(times, values)
+    off = [value - slope * at - at_0 for at, value in points]
+    error = pstdev(off) / pstdev(times) / len(points) ** 0.5
+    return Growth(
+        first=values[0], last=values[-1], per_10_min=slope * TEN_MINUTES_S, error=round(error * TEN_MINUTES_S, 3)
+    )
 
 
 def windows(samples: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:

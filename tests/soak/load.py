@@ -73,28 +73,26 @@ def bads(seed: int, window: int, rate: float) -> list[Bad]:
 
 
 def capacity(seed: int, prefill: Workers, decode: Workers) -> Capacity:
-    """What the timing model allows, if every request runs to its end and no KV is found beforehand.
+    """What the timing model allows, if every request runs to its end, no KV is found beforehand, and prefill computes
+    every prompt of a chunk or more that does not ask for decode-only.
 
-    Prefill computes one prompt after the other: workers / (share of prefill-first × seconds of a prompt).
+    Prefill computes one prompt after the other: workers / (share of prompts it computes × seconds of one).
     Decode: a request holds its slot for its tokens, each a step of the full batch, and for the prompt work of all
-    that begin meanwhile, which is one for each slot: workers × slots / (tokens × step + slots × prompt work).
+    that begin meanwhile, which is one for each slot; with decode-first for its prefill, too:
+    workers × slots / (tokens × step + slots × prompt work + share of decode-first × seconds of a prefill).
     """
     sample = plan.make(seed, SAMPLE, 1.0).asks
-    first = [_prefill_first(ask) for ask in sample]
+    prefilled = [ask for ask in sample if _prefilled(ask)]
+    prompt_s = mean(_compute_s(prefill, 0, len(prompt(ask))) for ask in prefilled)
+    waiting_s = prompt_s * sum(ask.order == "decode-first" for ask in prefilled) / SAMPLE
     return Capacity(
-        prefill=prefill.number
-        / (mean(first) * _prompt_s(prefill, [a for a, f in zip(sample, first, strict=True) if f])),
-        decode=decode.number * decode.slots / _hold_s(decode, sample),
+        prefill=prefill.number / (prompt_s * len(prefilled) / SAMPLE),
+        decode=decode.number * decode.slots / (_hold_s(decode, sample) + waiting_s),
     )
 
 
-def _prefill_first(ask: Ask) -> bool:
-    """Without a wish of its own, and with a whole chunk of prompt, a request is prefilled first."""
-    return not ask.order and len(prompt(ask)) >= CHUNK_TOKENS
-
-
-def _prompt_s(workers: Workers, sample: Sequence[Ask]) -> float:
-    return mean(_compute_s(workers, 0, len(prompt(ask))) for ask in sample)
+def _prefilled(ask: Ask) -> bool:
+    return ask.order != "decode-only" and len(prompt(ask)) >= CHUNK_TOKENS
 
 
 def _compute_s(workers: Workers, start: int, size: int) -> float:
@@ -113,4 +111,4 @@ def _hold_s(workers: Workers, sample: Sequence[Ask]) -> float:
 def _loaded(ask: Ask) -> int:
     """Tokens of the prompt whose KV decode finds."""
     size = len(prompt(ask))
-    return min(size // CHUNK_TOKENS * CHUNK_TOKENS, size - 1) if _prefill_first(ask) else 0
+    return min(size // CHUNK_TOKENS * CHUNK_TOKENS, size - 1) if _prefilled(ask) else 0

@@ -84,12 +84,13 @@ class Report(msgspec.Struct, kw_only=True):
         return [*lines, "ok" if self.ok else told]
 
     def _table(self) -> list[str]:
-        lines = [f"{'process':<12} {'cpu':>6} {'MB':>16} {'MB/10 min':>10} {'files':>9} {'threads':>9}"]
+        lines = [f"{'process':<12} {'cpu':>6} {'MB':>16} {'MB/10 min':>14} {'files':>9} {'threads':>9}"]
         for process in self.processes:
             rss, fds, threads = (process.grown[what] for what in QUANTITIES)
             memory = f"{rss.first:.1f} to {rss.last:.1f}"
             counts = f"{_from_to(fds):>9} {_from_to(threads):>9}"
-            lines.append(f"{process.name:<12} {process.cpu:>6.3f} {memory:>16} {rss.per_10_min:>+10.2f} {counts}")
+            slope = f"{rss.per_10_min:+.2f} ± {rss.error:.2f}"
+            lines.append(f"{process.name:<12} {process.cpu:>6.3f} {memory:>16} {slope:>14} {counts}")
         return lines
 
 

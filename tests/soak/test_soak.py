@@ -46,6 +46,7 @@ def test_a_leak_is_measured_through_noise_and_a_saw_tooth(leak: float) -> None:
     found = growth(memory(lambda at: 50 + saw_tooth(at) + leak * at / 600))
     assert found.per_10_min == pytest.approx(leak, abs=0.15)
     assert found.last - found.first == pytest.approx(leak * 4.5, abs=5)
+    assert 0 < found.error < 0.3
 
 
 def test_a_single_peak_is_none() -> None:
