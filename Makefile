@@ -14,12 +14,17 @@ BIN := .venv/bin
 # Named for the content of what it installs: a clone or a branch switch with the same lock sets up nothing again.
 INPUTS := infra/locks/$(ENGINE).lock infra/locks/uv.txt infra/setup/install.py pyproject.toml
 STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d' ' -f1)
+# The servers behind every KV mode, which only tests and benchmarks start.
+STORES := .venv/pdq-stores-$(shell cat infra/locks/verify.lock 2>/dev/null | cksum | cut -d' ' -f1)
+
+# Tests that need no engine wait more than they compute; those with engines take all the machine has.
+PARALLEL := --numprocesses 3 --dist worksteal
 
 # Without bytecode an engine starts twice as slowly; some shells turn it off.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control bench-kv verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +36,10 @@ $(STAMP):
 	@$(PYTHON) infra/setup/install.py $(ENGINE)
 	@rm -f .venv/pdq-$(ENGINE)-* && touch $@
 
+$(STORES): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r infra/locks/verify.lock
+	@rm -f .venv/pdq-stores-* && touch $@
+
 model: $(STAMP)
 	@$(BIN)/python -m pdq.model fetch >/dev/null
 
@@ -38,10 +47,11 @@ demo: setup ## one request through prefill and decode, on real parts, with its t
 	@$(BIN)/python -m pdq.demo
 
 test: setup lint ## everything that must pass: the checks of `lint`, then all tests
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL)
+	$(BIN)/pytest -m "engine and not matrix"
 
 test-fast: setup ## the tests that need no engine: seconds, not minutes
-	$(BIN)/pytest -m "not engine"
+	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL)
 
 test-compose: $(STAMP) ## docker-compose.yml on this machine, with no image registry: minutes
 	@$(BIN)/python infra/compose/test.py
@@ -54,6 +64,12 @@ soak: $(STAMP) ## an hour of half load, every process watched for what it gains 
 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
+
+bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the bare store (MODES=host,file,... REPEATS=5)
+	@$(BIN)/python -m tests.bench.kv --repeats $(or $(REPEATS),5) $(if $(MODES),--modes $(MODES))
+
+verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
+	@$(BIN)/python -m tests.matrix $(MODES)
 
 times: $(STAMP) ## from a cancel to an idle engine, from a kill to the next token, from the broker's return (REPEATS=10)
 	@$(BIN)/python -m tests.times --repeats $(or $(REPEATS),10)
