@@ -164,6 +164,9 @@ class KvSettings(Group, frozen=True, kw_only=True):
     heartbeat_s: float = 1.0
     lookup_timeout_s: float = 5.0
     """How long a prompt waits for its tiers to say what they hold, and to bring it near, before it is computed."""
+    save_decode: bool = False
+    """Decode workers store the KV of answers too, not of prompts alone: a crashed answer goes on without computing
+    again what was shown, and the next turn of a chat finds prompt and answer."""
     room_bytes: int = 512 << 20
     """KV that may wait for decode; a prefill worker takes no new job while more does."""
     key_file: str = ""

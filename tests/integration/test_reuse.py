@@ -12,6 +12,7 @@ from pdq.client import Client, new_request_id
 from pdq.settings import LimitSettings
 
 from tests.ask import Answer, ask, follow_to_end, read_all
+from tests.integration.test_faults import continued_from
 from tests.integration.test_lifecycle import until
 from tests.integration.test_metrics import value
 from tests.integration.test_orders import body
@@ -166,3 +167,92 @@ async def test_a_known_prompt_is_not_prefilled_again(stack: Stack) -> None:
 def inputs(answer: Answer) -> dict[str, float]:
     (found,) = [event.state.inputs for event in answer.events if event.state is not None and event.state.inputs]
     return found
+
+
+def whole(num_tokens: int) -> int:
+    return num_tokens // CHUNK * CHUNK
+
+
+SAVES = {"PDQ_KV_SAVE_DECODE": "true"}
+
+
+async def test_each_turn_finds_the_one_before_across_workers_and_restarts(stack: Stack) -> None:
+    """Five turns over two decode workers, of which none is left after the third."""
+    stack.add("pdq_router")
+    stack.add("pdq_prefill")
+    decoders(stack, 2, **SAVES)
+    await stack.start()
+    bus = await stack.connect()
+    client, chat = Client(bus, "local"), Chat(told(1, 50))
+    before, found = 1, []
+    for turn in range(5):
+        if turn == 3:
+            for service in stack.services[1:]:
+                service.stop()
+            for service in stack.services[1:]:
+                service.start()
+            for service in stack.services[1:]:
+                service.wait_ready()
+        answer = await chat.turn(client, told(10 + turn, 21), tokens=45, order="decode-only")
+        found.append((answer.state.kv.loaded_tokens, whole(before - 1)))
+        before = len(chat.said)
+    await bus.close()
+    assert [loaded for loaded, _ in found] == [expected for _, expected in found]
+    assert found[0] == (0, 0) and found[4][1] > found[1][1] >= 3 * CHUNK
+
+
+async def test_without_it_an_answer_is_computed_again(stack: Stack) -> None:
+    """Control for the test above: only the prompts that prefill stored are found."""
+    stack.add("pdq_router")
+    stack.add("pdq_prefill")
+    decoders(stack, 1)
+    await stack.start()
+    bus = await stack.connect()
+    client, chat = Client(bus, "local"), Chat(told(1, 50))
+    await chat.turn(client, told(2, 21), tokens=45)
+    answer = await chat.turn(client, told(3, 21), tokens=45, order="decode-only")
+    await bus.close()
+    assert answer.state.kv.loaded_tokens == whole(71)
+
+
+async def test_a_system_prompt_is_shared_by_one_tenants_requests_and_by_no_other(stack: Stack) -> None:
+    stack.add("pdq_router")
+    stack.add("pdq_prefill")
+    decoders(stack, 2, **SAVES)
+    await stack.start()
+    bus = await stack.connect()
+    system = told(1, 4 * CHUNK)
+    loaded = {}
+    for tenant in ("one", "two"):
+        client = Client(bus, tenant)
+        for number in range(3):
+            answer = await ask(client, body(system + told(10 + number, 40)), order="decode-only")
+            loaded[tenant, number] = answer.state.kv.loaded_tokens
+    again = await ask(Client(bus, "two"), body(system + told(11, 40)), order="decode-only")
+    await bus.close()
+    expected = (0, len(system), len(system))
+    assert loaded == {(tenant, number): expected[number] for tenant in ("one", "two") for number in range(3)}
+    assert again.state.kv.loaded_tokens == whole(len(system) + 40), "control: the very same prompt"
+
+
+@pytest.mark.parametrize("saves", [True, False])
+async def test_a_crashed_answer_goes_on_from_what_was_saved(stack: Stack, saves: bool) -> None:
+    """The only decode worker dies after 100 tokens, and another one comes."""
+    stack.add("pdq_router")
+    settings = {"PDQ_ENGINE_SIM_PROFILE": "llama3-8b-h100", **(SAVES if saves else {})}
+    dies = stack.add("pdq_decode", PDQ_ENGINE_SIM_FAULTS="decode.exit_after=100", **settings)
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    asking = asyncio.create_task(ask(client, body(told(2, 70), max_tokens=150), order="decode-only", seconds=60))
+    assert dies.process is not None
+    await asyncio.to_thread(dies.process.wait, 30)
+    stack.add("pdq_decode", **settings).start()
+    answer = await asking
+    await bus.close()
+    shown = await continued_from(stack)
+    assert (answer.terminal, answer.state.decode.attempt) == (["finished"], 2)
+    assert 50 < shown <= 100
+    # The chunk that filled last may not have been stored in time.
+    most = whole(70 + shown - 1)
+    assert answer.state.kv.loaded_tokens in ((most, most - CHUNK) if saves else (0,))

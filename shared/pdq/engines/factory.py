@@ -9,12 +9,12 @@ from pdq.settings import EngineSettings, KvSettings, ModelSpec
 
 
 def create(spec: ModelSpec, role: Role, engine: EngineSettings, kv: KvSettings) -> Engine:
-    """An engine, not yet started. `role` is the worker's; the sim serves every role alike and uses no `kv`.
+    """An engine, not yet started. `role` is the worker's; the sim serves every role alike.
 
     Raises Misconfigured. vLLM is imported here and only when asked for: it takes many seconds.
     """
     if engine.kind == "sim":
-        return SimEngine(spec, engine)
+        return SimEngine(spec, engine, save_decode=kv.save_decode)
     from pdq.engines.vllm import VllmEngine
 
     return VllmEngine(spec, role, engine, kv)

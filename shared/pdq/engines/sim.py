@@ -2,8 +2,9 @@
 
 `sim_model` says which token comes next, `sim_steps` when; `sim_kv` keeps KV in a directory that prefill and
 decode processes share; `sim_faults` breaks things on demand. Prefill reuses the chunks that the directory
-holds and stores the others; decode loads and never stores. Unlike a real engine it has no prefix cache of
-its own (`local_tokens` is 0), no limit on KV memory, and moves KV in the time that the disk takes.
+holds and stores the others; decode loads, and stores only where it is to save its answers. Unlike a real
+engine it has no prefix cache of its own (`local_tokens` is 0), no limit on KV memory, and moves KV in the time
+that the disk takes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Wor
 from pdq.engines.sim_faults import Faults
 from pdq.engines.sim_kv import KvDirectory, Loaded
 from pdq.engines.sim_model import START, STATE_BYTES, Generation
+from pdq.engines.sim_saver import Saver
 from pdq.engines.sim_steps import Running, StepLoop
 from pdq.engines.sim_tasks import Tasks
 from pdq.engines.sim_tier import Tier, ended
@@ -50,7 +52,7 @@ COUNTERS = (
 class SimEngine:
     """One simulated engine. Raises Misconfigured for a profile, faults or vocabulary it cannot read."""
 
-    def __init__(self, spec: ModelSpec, settings: EngineSettings) -> None:
+    def __init__(self, spec: ModelSpec, settings: EngineSettings, *, save_decode: bool = False) -> None:
         if settings.max_num_seqs < 1 or settings.max_num_batched_tokens < 1:
             raise Misconfigured("PDQ_ENGINE_MAX_NUM_SEQS and PDQ_ENGINE_MAX_NUM_BATCHED_TOKENS must be at least 1")
         self._spec = spec
@@ -59,6 +61,7 @@ class SimEngine:
         self._faults = Faults(settings.sim_faults)
         directory = KvDirectory(settings.sim_kv_dir, spec.chunk_tokens)
         self._tier = Tier(directory, spec.chunk_tokens, self._faults, settings.store_timeout_s)
+        self._save_decode = save_decode
         self._steps = StepLoop(sim_timing.parse(settings.sim_profile), settings.max_num_batched_tokens)
         self._stepping: asyncio.Task[None] | None = None
         self._tasks = Tasks(settings.max_num_seqs)
@@ -173,12 +176,17 @@ class SimEngine:
         times: list[int] = []
         generation = self._generation(work)
 
+        saver = Saver(self._tier, work, loaded, self._spec.chunk_tokens) if self._save_decode else None
+
         def emit(running: Running, tokens: Tokens) -> None:
             times.append(time.time_ns())
             put(tokens)
+            if saver is not None:
+                saver.made(tokens.ids[0], running.states)
             self._after_token(running, len(times))
 
-        await self._steps.complete(Running(work.prompt, loaded.tokens, loaded.state, generation, emit))
+        async with saver or nullcontext():
+            await self._steps.complete(Running(work.prompt, loaded.tokens, loaded.state, generation, emit))
         engine = ended("engine.decode", start, {"pdq.tokens": len(times)}, _events(times))
         self._counts["decodes_done"] += 1
         reason = generation.finish or "length"

@@ -24,8 +24,8 @@ class Running:
     """One request in the loop, which has `position` tokens behind it and `state` after them.
 
     Without a `generation` it is a prefill: its prompt is computed and no token made. `emit` gets each token
-    as it is made. `states` collects the state after each prompt token computed here. `done` resolves once no
-    more steps are needed.
+    as it is made. `states` collects the state after each token, prompt and answer, that was computed here. `done`
+    resolves once no more steps are needed.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Running:
         if self._generation is not None:
             tokens = self._generation.step(self._state)
             self._state = advance(self._state, tokens.ids[0])
+            self.states += self._state
             self.position += 1
             self._emit(self, tokens)
         if self._generation is None or self._generation.finish:
