@@ -82,7 +82,7 @@ class Asker:
                 order=ask.order,
             )
 
-        await _until_it_works(once)
+        await until_it_works(once)
 
     async def _again(self, ask: Ask, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -98,7 +98,7 @@ class Asker:
                 raise Unavailable("not cancelled")
             return reply
 
-        asked.cancelled = await _until_it_works(once)
+        asked.cancelled = await until_it_works(once)
 
     async def _follow(self, asked: Asked, following: asyncio.Event) -> None:
         leave_s = asked.ask.leave_s
@@ -122,7 +122,7 @@ class Asker:
                     return
 
 
-async def _until_it_works(once: Callable[[], Awaitable[T]]) -> T:
+async def until_it_works(once: Callable[[], Awaitable[T]]) -> T:
     """Again and again; the request's own bound ends it."""
     while True:
         try:

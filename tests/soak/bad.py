@@ -9,6 +9,7 @@ from pdq.bus import Bus
 from pdq.client import Client, new_request_id
 from pdq.messages import Event
 
+from tests.chaos.asking import until_it_works
 from tests.soak.load import Bad
 from tests.stack import MODEL, completion
 
@@ -68,7 +69,7 @@ class BadRequests:
             found.append(f"{bad.kind}: {request} ended {_ends(events)}, not once as failed with {code}")
         stage = DEAD_STAGE.get(bad.kind, "route")
         subject = subjects.dead(stage, MODEL, self._client.tenant, request)
-        letter = await self._bus.last(subjects.DEAD, subject)
+        letter = await until_it_works(lambda: self._bus.last(subjects.DEAD, subject))
         if (letter is not None) != (bad.kind in DEAD_STAGE):
             found.append(f"{bad.kind}: {request} has {'a' if letter else 'no'} dead letter")
         return found
