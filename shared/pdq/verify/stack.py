@@ -20,7 +20,7 @@ async def ask(client: Client, model: str, prompt: Prompt, max_tokens: int, order
     transcript = Transcript()
     async with client.follow(request, catch_up=False) as follower:
         await client.submit(
-            _body(model, prompt, max_tokens),
+            body(model, prompt, max_tokens),
             model=model,
             request=request,
             deadline_s=DEADLINE_S,
@@ -29,10 +29,10 @@ async def ask(client: Client, model: str, prompt: Prompt, max_tokens: int, order
         )
         async for event in follower.events(DEADLINE_S + GRACE_S):
             transcript.feed(event)
-    return _given(prompt.name, request, transcript)
+    return given(prompt.name, request, transcript)
 
 
-def _body(model: str, prompt: Prompt, max_tokens: int) -> bytes:
+def body(model: str, prompt: Prompt, max_tokens: int) -> bytes:
     """OpenAI's completions or chat shape; log probabilities of the answer's own tokens alone."""
     shape = (
         {"prompt": prompt.text, "logprobs": 0}
@@ -42,7 +42,8 @@ def _body(model: str, prompt: Prompt, max_tokens: int) -> bytes:
     return msgspec.json.encode({"model": model, "max_tokens": max_tokens, "temperature": 0, **shape})
 
 
-def _given(name: str, request: str, transcript: Transcript) -> Given:
+def given(name: str, request: str, transcript: Transcript) -> Given:
+    """What a request's events amount to."""
     state = transcript.state
     if state is None or state.event != "finished" or not transcript.complete():
         code = state.error.code if state is not None and state.error is not None else "incomplete"
