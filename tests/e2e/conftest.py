@@ -103,8 +103,8 @@ class Pair:
         self.decode = VllmEngine(spec, "decode", engine_settings(cpus[-1]), self.decode_server.kv)
 
     async def start(self) -> None:
-        await asyncio.gather(*(server.start() for server in self._servers()))
-        await self.prefill.start()
+        # An engine waits for its server by itself, and imports much meanwhile.
+        await asyncio.gather(self.prefill.start(), *(server.start() for server in self._servers()))
         await self.decode.start()
 
     async def stop(self) -> None:

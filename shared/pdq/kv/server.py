@@ -113,15 +113,8 @@ def arguments(kv: KvSettings, server: KvServerSettings, chunk_tokens: int, pool:
         "--http-host": server.host,
         "--http-port": kv.http_port,
         "--chunk-size": chunk_tokens,
-        "--l1-size-gb": server.memory_gb,
-        "--eviction-policy": "LRU",
-        "--eviction-trigger-watermark": server.watermark,
-        "--eviction-ratio": server.evict_share,
-        "--l1-read-ttl-seconds": server.read_lock_s,
-        "--l1-write-ttl-seconds": server.write_lock_s,
-        "--session-ttl-seconds": server.session_s,
         "--supported-transfer-mode": kv.transfer_mode,
-        "--max-workers": server.engines + 1,
+        **_bounds(server),
         # What came from a pool or a peer stays in the first tier: the next turn of a conversation finds it near.
         "--l2-prefetch-policy": "retain",
     }
@@ -135,6 +128,19 @@ def arguments(kv: KvSettings, server: KvServerSettings, chunk_tokens: int, pool:
     if kv.mode == "p2p":
         values |= _peer(kv, server)
     return ["server", *flags, *(str(word) for pair in values.items() for word in pair)]
+
+
+def _bounds(server: KvServerSettings) -> dict[str, object]:
+    return {
+        "--l1-size-gb": server.memory_gb,
+        "--eviction-policy": "LRU",
+        "--eviction-trigger-watermark": server.watermark,
+        "--eviction-ratio": server.evict_share,
+        "--l1-read-ttl-seconds": server.read_lock_s,
+        "--l1-write-ttl-seconds": server.write_lock_s,
+        "--session-ttl-seconds": server.session_s,
+        "--max-workers": server.engines + 1,
+    }
 
 
 def _eviction(server: KvServerSettings) -> dict[str, object]:
