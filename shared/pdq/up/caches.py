@@ -52,10 +52,10 @@ class Caches:
 
         Raises Misconfigured.
         """
-        levels = [[self._coordinator(answers)]] if self._mode == "p2p" else []
         if self._mode == "host":
             return [[self._server("lmcache", WORKERS, answers)]]
-        return [*levels, [self._server(f"lmcache-{worker}", (worker,), answers) for worker in WORKERS]]
+        servers = [self._server(f"lmcache-{worker}", (worker,), answers) for worker in WORKERS]
+        return [[self._coordinator(answers)], servers] if self._mode == "p2p" else [servers]
 
     def of(self, worker: str) -> dict[str, str]:
         """What to add to the environment of a worker."""
