@@ -25,8 +25,8 @@ from pdq.engines.base import Engine
 from pdq.engines.factory import create
 from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
-from pdq.kv.contract import read_key
-from pdq.messages import PRIORITIES, DrainReply, StageName, WorkerBeat, encode_json
+from pdq.kv.contract import read_key, salt
+from pdq.messages import PRIORITIES, DecodeJob, DrainReply, StageName, WorkerBeat, encode_json, unpack_ids
 from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
 from pdq.stage.costs import CostMeter
@@ -34,6 +34,7 @@ from pdq.stage.delegation import Delegation
 from pdq.stage.fleet import Fleet
 from pdq.stage.preference import Preference
 from pdq.stage.room import Room
+from pdq.stage.staging import Staging
 from pdq.stage.watch import Watch
 from pdq.telemetry import Metrics, Telemetry
 
@@ -43,6 +44,8 @@ MakeHandler = Callable[[Engine, bytes], Handler[Any]]
 """A handler over a started engine; the bytes key the hash of tenants in KV salts."""
 
 STATS_S = 5.0
+STAGED_SHARE = 4
+"""Of the KV that may wait for decode, one worker stages this part at most."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -127,6 +130,7 @@ class _Host:
         self._loops: dict[StageName, Loop] = {}
         self._costs: dict[StageName, CostMeter] = {}
         self._kv_usage = 0.0
+        self._staging: Staging | None = None
 
     def checks(self) -> list[Check]:
         return [Check("broker", self._check_broker), Check("engine", self._check_engine)]
@@ -181,6 +185,8 @@ class _Host:
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
         async with asyncio.TaskGroup() as group:
             side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
+            if self._staging is not None:
+                side.append(group.create_task(self._staging.run()))
             lost = group.create_task(self.bus.watch(self._stop))
             loops = [group.create_task(loop.run(self._stop)) for loop in self._loops.values()]
             await asyncio.wait(loops)
@@ -196,7 +202,10 @@ class _Host:
         self._costs[stage] = CostMeter(info.chunk_tokens, info.kv_bytes_per_token)
         room = Room(bus, info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
         delegation = Delegation(bus, parts.watch, self._metrics, self._worker, info.contract)
-        preference = Preference(Fleet(bus), self._metrics, self._worker, lambda: self._loops[stage].busy)
+        fleet = Fleet(bus)
+        preference = Preference(fleet, self._metrics, self._worker, lambda: self._loops[stage].busy)
+        if stage == "decode" and self._settings.kv.mode != "host":
+            self._staging = self._stager(bus, fleet, parts.watch)
         worker = StageWorker(
             stage,
             handler,
@@ -211,6 +220,7 @@ class _Host:
             room=room,
             delegation=delegation if stage == "decode" else None,
             preference=preference if stage == "decode" else None,
+            staging=self._staging if stage == "decode" else None,
         )
         consumers = [name for _, name in _consumers(stage, info.model)]
         return Loop(
@@ -223,6 +233,27 @@ class _Host:
             on_change=lambda _: self._count_busy(),
             admit=room.wait if room is not None else None,
         )
+
+    def _stager(self, bus: Bus, fleet: Fleet, watch: Watch) -> Staging:
+        """Listening to `watch`, for a worker whose tier is its own."""
+        info, key = self._engine.info, read_key(self._settings.kv.key_file)
+
+        async def stage(job: DecodeJob) -> int:
+            return await self._engine.stage(unpack_ids(job.prompt), salt(info.contract, job.tenant, key))
+
+        staging = Staging(
+            bus,
+            fleet,
+            self._metrics,
+            self._worker,
+            model=info.model,
+            contract=info.contract,
+            full=lambda: self._loops["decode"].busy >= self._slots,
+            stage=stage,
+            room_bytes=self._settings.kv.room_bytes // STAGED_SHARE,
+        )
+        watch.listen(staging.hear)
+        return staging
 
     async def _drain(self, subject: str, data: bytes) -> bytes:
         """Stop as on SIGTERM: what runs may take the drain time."""

@@ -223,6 +223,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     prefix: str = ""
     """Hash of the prompt's whole chunks, 16 hex digits; empty: it has none. Other tenants and models have others."""
+    prefer: str = ""
+    """The decode worker that it prefers."""
     prefill: StageClaims = StageClaims()
     decode: StageClaims = StageClaims()
     promise: Promise | None = None

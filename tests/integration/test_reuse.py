@@ -15,7 +15,7 @@ from tests.ask import Answer, ask, follow_to_end, read_all
 from tests.integration.test_faults import continued_from
 from tests.integration.test_lifecycle import until
 from tests.integration.test_metrics import value
-from tests.integration.test_orders import body
+from tests.integration.test_orders import body, ran
 from tests.stack import MODEL, Service, Stack
 
 CHUNK = 32
@@ -256,3 +256,52 @@ async def test_a_crashed_answer_goes_on_from_what_was_saved(stack: Stack, saves:
     # The chunk that filled last may not have been stored in time.
     most = whole(70 + shown - 1)
     assert answer.state.kv.loaded_tokens in ((most, most - CHUNK) if saves else (0,))
+
+
+SLOW_SLOTS = {"PDQ_WORKER_SLOTS": "1", "PDQ_ENGINE_SIM_PROFILE": "llama3-8b-h100"}
+
+
+@pytest.mark.parametrize("mode", ["pool", "host"])
+async def test_what_waits_is_staged_once_where_it_may_be_decoded(stack: Stack, mode: str) -> None:
+    """Two workers whose only slots are taken, and three handoffs that wait. Control: one tier for all, nothing staged."""
+    stack.add("pdq_router")
+    stack.add("pdq_prefill", PDQ_KV_MODE=mode)
+    services = decoders(stack, 2, **SLOW_SLOTS, PDQ_KV_MODE=mode)
+    await stack.start()
+    bus = await stack.connect()
+    client = Client(bus, "local")
+    long = [await submitted(client, body(told(number), max_tokens=1500)) for number in range(2)]
+
+    async def both_are_busy() -> bool:
+        return all([value(service, "pdq_worker_busy_slots") == 1 for service in services.values()])
+
+    await until(both_are_busy)
+    waiting = [await submitted(client, body(told(10 + number, 3 * CHUNK))) for number in range(3)]
+
+    async def all_are_staged() -> bool:
+        return sum(ran(service, "prompts_staged") for service in services.values()) == 3
+
+    if mode == "pool":
+        await until(all_are_staged)
+    else:
+        await until_story(client, waiting, "prefilled")
+    for request in long:
+        await client.cancel(request)
+    answers = [await follow_to_end(client, request) for request in waiting]
+    await bus.close()
+    assert all(answer.terminal == ["finished"] for answer in answers)
+    counted = sum(value(service, "pdq_kv_staged_tokens_total") for service in services.values())
+    assert counted == (3 * 3 * CHUNK if mode == "pool" else 0)
+
+
+async def submitted(client: Client, prompt: bytes) -> str:
+    request = new_request_id()
+    await client.submit(prompt, model=MODEL, request=request)
+    return request
+
+
+async def until_story(client: Client, requests: list[str], event: str) -> None:
+    async def told() -> bool:
+        return all([event in (await read_all(client, request)).story for request in requests])
+
+    await until(told)

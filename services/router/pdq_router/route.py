@@ -237,6 +237,7 @@ class Router:
                 inputs=decision.inputs,
                 prompt_tokens=len(prepared.prompt),
                 prefix=names[-1] if names else "",
+                prefer=likely.worker,
                 timings_ms=timings,
             )
 
@@ -248,9 +249,9 @@ class Router:
         # A second delivery after `routed` publishes the job of the order that stands in the log.
         if entry is not None and entry.state.event == "routed":
             self._prefixes.routed(names)
-            if likely.worker:
-                span.set(prefer=likely.worker)
-            job = _job(submit, prepared, entry.state, decision, likely.worker)
+            if entry.state.prefer:
+                span.set(prefer=entry.state.prefer)
+            job = _job(submit, prepared, entry.state, decision)
             await self._queue(submit, entry.state, job, span)
 
     async def _decide(self, submit: Submit, prepared: prepare.Prepared, cached_tokens: int) -> Decision:
@@ -334,7 +335,7 @@ class Router:
         )
 
 
-def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Decision, prefer: str) -> Job:
+def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Decision) -> Job:
     """The first job of the order that stands in the log."""
     common: dict[str, Any] = {
         "request": submit.request,
@@ -344,7 +345,7 @@ def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Dec
         "deadline": submit.deadline,
         "prompt": pack_ids(prepared.prompt),
         "sampling": prepared.sampling,
-        "prefer": prefer,
+        "prefer": state.prefer,
     }
     if state.order == "prefill-first":
         return PrefillJob(**common)

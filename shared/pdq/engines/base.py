@@ -14,7 +14,7 @@ KV tier raises nothing: KV is a cache, what cannot be loaded is computed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator, Container, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -153,6 +153,12 @@ class Engine(Protocol):
         """Tokens from the prompt's start, in whole chunks, whose KV the tiers hold now: what decode could load.
 
         Bounded, and raises nothing: a tier that does not answer holds nothing.
+        """
+
+    async def stage(self, prompt: Sequence[int], salt: str) -> int:
+        """Bring KV that the tiers hold of the prompt near, as a decode would, so that a later one finds it there.
+
+        Returns the tokens from the prompt's start, in whole chunks, that are near then. Bounded, and raises nothing.
         """
 
     def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:

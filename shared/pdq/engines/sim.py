@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from typing import Any
 
@@ -36,6 +36,7 @@ from pdq.messages import Sampling
 from pdq.settings import EngineSettings, ModelSpec
 
 NAME = "sim/1"
+NOTHING = Sampling(max_tokens=1)
 EXIT_STATUS = 70
 """Of a process that the `exit_after` fault ends."""
 COUNTERS = (
@@ -46,6 +47,8 @@ COUNTERS = (
     "tokens",
     "tokens_computed",
     "tokens_loaded",
+    "prompts_staged",
+    "tokens_staged",
 )
 
 
@@ -88,7 +91,7 @@ class SimEngine:
         self._stepping = asyncio.create_task(self._steps.run(), name="sim steps")
         self._stepping.add_done_callback(self._stepping_ended)
         self._tasks.down = ""
-        probe = Work(request="start", prompt=(0,), sampling=Sampling(max_tokens=1), salt="")
+        probe = Work(request="start", prompt=(0,), sampling=NOTHING, salt="")
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._steps.complete(Running(probe.prompt, 0, START, self._generation(probe)))
@@ -109,6 +112,13 @@ class SimEngine:
 
     async def held(self, work: Work) -> int:
         return await self._tier.held(work)
+
+    async def stage(self, prompt: Sequence[int], salt: str) -> int:
+        """The directory is as near as KV gets here: this counts what a real engine would load."""
+        held = await self._tier.held(Work(request="stage", prompt=tuple(prompt), sampling=NOTHING, salt=salt))
+        self._counts["prompts_staged"] += 1
+        self._counts["tokens_staged"] += held
+        return held
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """See the contract; one token per `Tokens`. Aborted: Interrupted."""

@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from itertools import count
@@ -119,6 +119,9 @@ class VllmEngine:
 
     async def held(self, work: Work) -> int:
         return self._spec.chunk_tokens * await self._tier.held(work.prompt, work.salt, HELD_S)
+
+    async def stage(self, prompt: Sequence[int], salt: str) -> int:
+        return self._spec.chunk_tokens * await self._tier.stage(prompt, salt, self._kv.lookup_timeout_s)
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done]:
         if (ended := ended_before(work, self._spec.eos_token_ids)) is not None:

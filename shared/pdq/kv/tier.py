@@ -48,6 +48,17 @@ class Cutting(msgspec.Struct, frozen=True):
     hash_algorithm: str
 
 
+class Prefetch(msgspec.Struct, frozen=True):
+    """What a server says of a prompt that it brings near. A chunk has a key for each rank and group of layers."""
+
+    status: str
+    request_id: str = ""
+    chunks: int = 0
+    found_keys: int = 0
+    total_keys: int = 0
+
+
+_prefetch = msgspec.json.Decoder(Prefetch)
 _cutting = msgspec.json.Decoder(Cutting)
 
 
@@ -95,6 +106,24 @@ class Tier:
                 return True
         except (TimeoutError, aiohttp.ClientError):
             return False
+
+    async def stage(self, tokens: Sequence[int], salt: str, timeout_s: float) -> int:
+        """Bring leading chunks of `tokens` from lower tiers into the server's own memory, as far as they are there.
+
+        Returns how many are in memory then; 0 when the server does not load them in time.
+        """
+        body = {"model_name": self._model, "world_size": WORLD_SIZE, "token_ids": list(tokens), "cache_salt": salt}
+        try:
+            async with asyncio.timeout(timeout_s):
+                begun = _prefetch.decode(await self._call("POST", "/cache/prefetches", _encoder.encode(body)))
+                found, pause_s = begun, FIRST_POLL_S
+                while found.status in ("submitted", "pending"):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LAST_POLL_S)
+                    found = _prefetch.decode(await self._call("GET", f"/cache/prefetches/{begun.request_id}"))
+        except (TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
+            return 0
+        return begun.chunks * found.found_keys // found.total_keys if found.total_keys else 0
 
     async def served(self, request: str) -> Served | None:
         """Which tier a lookup was served from; None when the server does not know it any more, or not say soon.

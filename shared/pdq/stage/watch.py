@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
@@ -55,6 +55,7 @@ class Watch:
         self._running: dict[tuple[str, str, StageName], tuple[Run, int]] = {}
         self._heard: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._hearing: dict[tuple[str, str], set[Heard]] = {}
+        self._listeners: list[Callable[[Stored], None]] = []
 
     async def start(self) -> None:
         await self._bus.follow(subjects.LIVE_STATES, self._on_state)
@@ -82,6 +83,10 @@ class Watch:
             if not self._hearing[key]:
                 del self._hearing[key]
 
+    def listen(self, listener: Callable[[Stored], None]) -> None:
+        """Call `listener` with every state record of every request from now on; it must be quick and raise nothing."""
+        self._listeners.append(listener)
+
     def heard(self, tenant: str, request: str) -> Known:
         """What was last heard of a request's state; it is forgotten here."""
         seq, data = self._heard.pop((tenant, request), (0, b""))
@@ -94,6 +99,8 @@ class Watch:
         self._remember((where.tenant, where.request), stored)
         for heard in self._hearing.get((where.tenant, where.request), ()):
             heard.take(stored)
+        for listener in self._listeners:
+            listener(stored)
         stages: tuple[StageName, ...] = ("prefill", "decode")
         for stage in stages:
             if (found := self._running.get((where.tenant, where.request, stage))) is not None:

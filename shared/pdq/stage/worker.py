@@ -24,6 +24,7 @@ from pdq.stage.preference import Preference, Preferred, passed_before
 from pdq.stage.room import Room
 from pdq.stage.run import Run
 from pdq.stage.settlement import Settlement
+from pdq.stage.staging import Staging
 from pdq.stage.watch import Watch
 from pdq.stage.work import ClaimedJob, first_token_ns
 from pdq.telemetry import Metrics, StageSpan, Telemetry
@@ -52,13 +53,16 @@ class StageWorker:
         room: Room | None = None,
         delegation: Delegation | None = None,
         preference: Preference | None = None,
+        staging: Staging | None = None,
     ) -> None:
         """costs: told of what was done. room: told of the KV that prefill hands off. delegation: has prompts
-        prefilled for decode; without it decode computes them. preference: which decode jobs are left to others."""
+        prefilled for decode; without it decode computes them. preference: which decode jobs are left to others.
+        staging: brought KV near for jobs that waited."""
         self._costs = costs
         self._room = room
         self._delegation = delegation
         self._preference = preference
+        self._staging = staging
         self.stage = stage
         self._handler = handler
         self._log = RequestLog(bus)
@@ -137,6 +141,8 @@ class StageWorker:
                 assert entry is not None
                 attempt = claims.of_stage(state, self.stage).attempt
                 span.set(attempt=attempt)
+                if self._staging is not None and (staged := self._staging.taken(job.tenant, job.request)):
+                    span.event("kv.stage", {"pdq.kv.tokens": staged.tokens, "took_ms": round(staged.took_s * 1e3, 3)})
                 await self._work(ClaimedJob(job, attempt, entry, delivery, span), run)
 
     async def _claim(self, job: Job) -> tuple[claims.Verdict, Entry | None]:

@@ -115,6 +115,13 @@ class Metrics:
         self._local = counter("pdq_kv_local_tokens", "Promised tokens whose KV decode's engine still had itself.")
         self._refused = counter("pdq_kv_refused", "Promises of KV that decode did not go by, and why.", "cause")
         self._refused.labels("contract")
+        self._staged = counter(
+            "pdq_kv_staged_tokens",
+            "KV brought near for jobs that wait: used here, or lost.",
+            "result",
+        )
+        for result in ("used", "lost"):
+            self._staged.labels(result)
         self._bytes = counter("pdq_kv_bytes", "KV moved between the engine and the tiers.", "op")
         self._tokens = counter("pdq_engine_tokens", "Prompt tokens prefilled, and output tokens decoded.", "stage")
         self._durations = seconds("pdq_stage_duration_seconds", "Time in a stage or in a part of it.", _MS, "stage")
@@ -166,6 +173,10 @@ class Metrics:
         self._local.inc(min(local_tokens, promised_tokens))
         if refused:
             self._refused.labels(self._cause.of(refused)).inc()
+
+    def staged(self, tokens: int, *, used: bool) -> None:
+        """KV that was brought near while its request waited; used: the request is decoded here."""
+        self._staged.labels("used" if used else "lost").inc(tokens)
 
     def stage(self, stage: str, seconds: float) -> None:
         self._durations.labels(self._stage.of(stage.replace(".", "_"))).observe(seconds)
