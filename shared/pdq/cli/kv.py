@@ -170,15 +170,18 @@ def _span(span: TraceSpan) -> dict[str, Any]:
 
 
 def _request_text(found: dict[str, Any]) -> str:
-    lines = [f"{found['id']}  {found['prompt_tokens']} prompt tokens"]
-    if kv := found["kv"]:
-        lines[0] += f", {kv['loaded_tokens']} of {kv['promised_tokens']} promised tokens loaded"
-        lines[0] += f" ({kv['cause']})" if kv["cause"] else ""
+    import msgspec
+
+    from pdq.messages import KvReport
+
+    title = f"{found['id']}  {found['prompt_tokens']} prompt tokens"
+    if found["kv"]:
+        title += f", {output.kv(msgspec.convert(found['kv'], KvReport))}"
     if not found["spans"]:
-        return f"{lines[0]}\nno spans: it was not traced, or its trace is not here"
+        return f"{title}\nno spans: it was not traced, or its trace is not here"
     rows: list[tuple[object, ...]] = [("", "by", "tier", "tokens", "MB", "ms")]
     rows += [_span_row(span) for span in found["spans"]]
-    return f"{lines[0]}\n{output.table(rows)}"
+    return f"{title}\n{output.table(rows)}"
 
 
 def _span_row(span: dict[str, Any]) -> tuple[object, ...]:

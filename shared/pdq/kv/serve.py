@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from pdq import settings
+from pdq.addresses import is_loopback
 from pdq.errors import Misconfigured, Unavailable
 from pdq.kv import keys, pool, serde, server
 from pdq.kv.keeper import Keeper, Redis
@@ -35,6 +36,9 @@ def main() -> None:
         server.check(kv, sizes)
         store = prepared(kv)
         os.environ.update(server.environment())
+        if kv.mode == "p2p" and is_loopback(kv.peer):
+            # UCX, below NIXL, would else listen on the machine's networks, whatever address is advertised.
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
         extend(kv, sizes, store)
     except (Misconfigured, Unavailable) as exc:
         sys.exit(f"pdq: {exc}")
