@@ -266,7 +266,7 @@ async def until_idle(engine: VllmEngine) -> None:
 async def holds(pair: Pair, each: Work) -> bool:
     tier = Tier(pair.kv, pair.spec.id)
     try:
-        return await tier.holds(each.prompt, each.salt, 2.0)
+        return not await tier.lacks(each.prompt, each.salt, 2.0)
     finally:
         await tier.close()
 

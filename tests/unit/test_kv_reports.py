@@ -146,9 +146,9 @@ async def test_a_tier_that_does_not_answer_holds_nothing() -> None:
         port.bind(("127.0.0.1", 0))
         tier = Tier(KvSettings(http_port=port.getsockname()[1]), "model")
         try:
-            assert not await tier.holds([1] * 32, "00", BOUND_S)
+            assert await tier.lacks([1] * 32, "00", BOUND_S)
             port.listen()  # connects, and never answers
-            assert not await tier.holds([1] * 32, "00", 0.1)
+            assert await tier.lacks([1] * 32, "00", 0.1)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await tier.wait_up()

@@ -68,11 +68,11 @@ class Files:
         inner = create_l2_adapter(config)
         self.tier = (SerdeL2AdapterWrapper if stock else wrapped)(inner, serde, memory.manager)
 
-    def store(self, chunks: dict[Any, bytes]) -> None:
+    def store(self, chunks: dict[Any, bytes], taken: bool = True) -> None:
         objects = [self.memory.chunk(key, "store", fill) for key, fill in chunks.items()]
         task = self.tier.submit_store_task(list(chunks), objects)
         wait(self.tier.get_store_event_fd())
-        assert self.tier.pop_completed_store_tasks()[task].is_successful()
+        assert self.tier.pop_completed_store_tasks()[task].is_successful() == taken
         self.memory.manager.finish_write_and_delete(list(chunks), tag="store")
 
     def load(self, names: list[Any]) -> list[bytes | None]:
@@ -208,6 +208,19 @@ def test_what_follows_a_frame_does_not_matter(files: Files) -> None:
     with files.path(names[0]).open("ab") as file:
         file.write(b"more")
     assert files.load(names) == whole()
+
+
+def test_what_the_tier_does_not_take_is_known_until_it_does(files: Files, tmp_path: Path) -> None:
+    away = files.directory.rename(tmp_path.with_name("away"))
+    files.directory.write_bytes(b"no directory")
+    files.store({key(1): b"1", key(2): b"2"}, taken=False)
+    assert files.tier.not_taken([key(3), key(2)])
+    assert not files.tier.not_taken([key(3)])
+    files.directory.unlink()
+    away.rename(files.directory)
+    files.store({key(2): b"2"})
+    assert not files.tier.not_taken([key(2), key(3)])
+    assert files.tier.not_taken([key(1)])
 
 
 def test_refusals_are_counted_and_told_at_intervals_without_names(

@@ -241,11 +241,8 @@ class VllmEngine:
         cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
         if cause:
             return cause
-        in_pool = self._tier.read == "l2"
-        bound_s = self._settings.store_timeout_s if in_pool else CONFIRM_S
-        if await self._tier.holds(run.work.prompt[:tokens], run.work.salt, bound_s):
-            return ""
-        return "store_late" if in_pool else "store_failed"
+        bound_s = self._settings.store_timeout_s if self._tier.read == "l2" else CONFIRM_S
+        return await self._tier.lacks(run.work.prompt[:tokens], run.work.salt, bound_s)
 
     async def _served(self, run: Run) -> Served | None:
         """Which tier the run's load came from, where there was one."""

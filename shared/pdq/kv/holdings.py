@@ -26,6 +26,7 @@ from lmcache.v1.mp_observability.event_bus import EventCallback, EventSubscriber
 from lmcache.v1.multiprocess.cache_control.key_resolver import resolve_grouped_object_keys
 
 from pdq.kv.keeper import Keeper
+from pdq.kv.sealed import SealedTier
 from pdq.kv.where import MAX_TENANTS, Level, Question, Served, Tenant, TierName, Tiers, Where
 
 LOOKUPS = 4_096
@@ -143,7 +144,12 @@ async def _where(storage: Any, groups: list[Any]) -> Where:
     shared = [adapter for about, adapter in storage.l2_adapters() if about.type_name != "p2p"]
     layouts = {group.object_group_id: group.layout_desc for group in groups}
     far = await asyncio.gather(*(_far(adapter, keys, layouts, len(groups)) for adapter in shared))
-    return Where(chunks=len(groups[0].keys), near=_near(storage, groups), far=max(far) if far else None)
+    return Where(
+        chunks=len(groups[0].keys),
+        near=_near(storage, groups),
+        far=max(far) if far else None,
+        not_taken=any(adapter.not_taken(keys) for adapter in shared if isinstance(adapter, SealedTier)),
+    )
 
 
 def _near(storage: Any, groups: list[Any]) -> int:

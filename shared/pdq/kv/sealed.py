@@ -16,6 +16,7 @@ from typing import Any
 import prometheus_client
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.serde_wrapper import SerdeL2AdapterWrapper
 from lmcache.v1.distributed.serde import AsyncSerdeProcessor, Deserializer, SerdeProcessor, Serializer
@@ -25,6 +26,8 @@ from pdq.kv import keys
 from pdq.kv.seal import OVERHEAD_BYTES, Name, Seal, Unauthentic
 
 LOG_EVERY_S = 10.0
+MOST_NOT_TAKEN = 100_000
+"""Chunks; beyond, those before are forgotten: they are waited for in vain."""
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +47,41 @@ def wrapped(inner: L2AdapterInterface, serde: SerdeProcessor, l1_manager: Any) -
 
 
 class SealedTier(SerdeL2AdapterWrapper):  # type: ignore[misc]
-    """LMCache's wrapper, in which a chunk that does not open is a miss by itself, and is removed from the tier."""
+    """LMCache's wrapper, in which a chunk that does not open is a miss by itself, and is removed from the tier.
+
+    It also knows which chunks the tier did not take: nobody need wait for these.
+    """
 
     def __init__(self, inner: L2AdapterInterface, serde: SealedSerde, l1_manager: Any) -> None:
         self._refused = serde.refuse_singly()
         self._loads: dict[int, tuple[Sequence[ObjectKey], Sequence[MemoryObj]]] = {}
         self._removing = ThreadPoolExecutor(1, "pdq-kv-remove")
+        self._stores: dict[int, Sequence[ObjectKey]] = {}
+        self._not_taken: set[ObjectKey] = set()
         super().__init__(inner=inner, serde=serde, l1_manager=l1_manager)
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        self._not_taken.difference_update(keys)
+        task: int = super().submit_store_task(keys, objects)
+        self._stores[task] = keys
+        return task
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        completed: dict[int, L2StoreResult] = super().pop_completed_store_tasks()
+        for task, result in completed.items():
+            keys = self._stores.pop(task, ())
+            if not result.is_successful():
+                self._keep_in_mind(keys)
+        return completed
+
+    def not_taken(self, keys: Sequence[ObjectKey]) -> bool:
+        """Whether the last store of one of these has failed."""
+        return not self._not_taken.isdisjoint(keys)
+
+    def _keep_in_mind(self, keys: Sequence[ObjectKey]) -> None:
+        if len(self._not_taken) > MOST_NOT_TAKEN:
+            self._not_taken.clear()
+        self._not_taken.update(keys)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         task: int = super().submit_load_task(keys, objects)

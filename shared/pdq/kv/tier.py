@@ -89,23 +89,26 @@ class Tier:
             return 0
         return max(where.near, where.far or 0)
 
-    async def holds(self, tokens: Sequence[int], salt: str, timeout_s: float) -> bool:
-        """Whether other workers can read every whole chunk of `tokens` under `salt`, within `timeout_s`.
+    async def lacks(self, tokens: Sequence[int], salt: str, timeout_s: float) -> str:
+        """Why other workers cannot read every whole chunk of `tokens` under `salt`; empty once they can.
 
-        Asks again while some are missing. False also when the server does not answer, or knows no engine of this
-        model.
+        Asks again while some are missing. `store_late`: the pool has not got them within `timeout_s`. `store_failed`:
+        the pool is away or did not take them, memory had no room, or the server does not answer, or knows no engine
+        of this model.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 pause_s = FIRST_POLL_S
                 while not self._readable(where := await self.where(tokens, salt)):
-                    if self.read == "l2" and where.far is None:
-                        return False  # the pool is away
+                    if self.read == "l2" and (where.far is None or where.not_taken):
+                        return "store_failed"
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LAST_POLL_S)
-                return True
-        except (TimeoutError, aiohttp.ClientError):
-            return False
+                return ""
+        except TimeoutError:
+            return "store_late" if self.read == "l2" else "store_failed"
+        except aiohttp.ClientError:
+            return "store_failed"
 
     async def stage(self, tokens: Sequence[int], salt: str, timeout_s: float) -> int:
         """Bring leading chunks of `tokens` from lower tiers into the server's own memory, as far as they are there.

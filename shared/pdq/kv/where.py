@@ -28,6 +28,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Those that the server's own memory holds."""
     far: int | None
     """Those that the pool holds; None: there is no pool."""
+    not_taken: bool = False
+    """The pool has failed to take some: these will not come."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
