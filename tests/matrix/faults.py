@@ -103,7 +103,7 @@ async def _restart(rig: Rig, chunks: list[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def _slow(rig: Rig, chunks: list[str]) -> AsyncIterator[None]:
-    """Redis and S3: a slow network. Else: a server that is slow."""
+    """Redis and S3: a slow network; else a server that is slow."""
     if rig.proxy is not None:
         rig.proxy.delay(DELAY_S)
         try:
