@@ -79,6 +79,8 @@ def test_a_longer_position_counts_for_tokens_and_a_shorter_one_may_name_the_work
         encode_json(first("routed", prefix=names(SYSTEM)[-1])),
         encode_json(first("prefilled", prefix=names(SYSTEM)[-1], promise=Promise(cause="store_late"))),
     ],
+    # Records hold a nonce, and a test's name must be the same in each process.
+    ids=["empty", "not_text", "wrong_type", "no_prefix", "of_prefill", "no_owner", "no_kv"],
 )
 def test_other_records_teach_nothing(data: bytes) -> None:
     known = Prefixes()
