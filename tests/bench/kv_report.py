@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from tests.bench.stats import Spread, percentile, ratios, spread
 
 MB = 1e6
+LEGEND = (
+    "out, waited: the store, and what is not yet readable when prefill's steps end; a pool is written to meanwhile",
+    "out, readable: from the store's begin until decode can read it; prompts of one step",
+    "in: decode's lookup, which brings KV near, and its load; share of handoff: waited and in, of the whole time",
+)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +32,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """From the prefill engine to its server's memory; part of its steps."""
     confirm_s: float
     """From the end of prefill's steps until decode can read all of it."""
-    readable_s: float
-    """From the begin of the first store until then: with more than one step, with the compute between them."""
+    readable_s: float | None
+    """From the begin of the store until then; None where there were several steps, with compute in between."""
     fetch_s: float
     """Decode's lookup, in which its server brings the KV from the pool or the peer."""
     load_s: float
@@ -97,6 +102,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"load average {self.load_before:.1f} before, {self.load_after:.1f} after, on {self.cores} cores",
             f"{self.model}, {self.kv_bytes_per_token:,} B of KV per token; each engine on one core",
             f"medians of {self.repeats} repeats, in brackets the least and the most; a ratio is that of one repeat",
+            *LEGEND,
             *(line for result in self.results for line in ("", *_transfers(result), "", *_first_tokens(result))),
             "",
             *self._hops(),
@@ -124,23 +130,19 @@ def _transfers(result: ModeResult) -> list[str]:
         f"{title:<25}{'MB':>5}{'ms':>8}{'MB/s':>7}{'memcpy MB/s':>13}{'its time':>19}{'bare MB/s':>11}{'its time':>19}"
     ]
     for tokens, samples in result.by_tokens().items():
-        lines += [
-            _transfer(f"{tokens} tokens out, waited", samples, lambda each: each.out_s, lambda each: each.raw_out_s),
-            _transfer("out, readable", samples, lambda each: each.readable_s, lambda each: each.raw_out_s),
-            _transfer("in", samples, lambda each: each.in_s, lambda each: each.raw_in_s),
-        ]
+        raw_out, raw_in = [each.raw_out_s for each in samples], [each.raw_in_s for each in samples]
+        lines.append(_transfer(f"{tokens} tokens out, waited", samples, [each.out_s for each in samples], raw_out))
+        readable = [each.readable_s for each in samples if each.readable_s is not None]
+        if readable:
+            lines.append(_transfer("out, readable", samples, readable, raw_out))
+        lines.append(_transfer("in", samples, [each.in_s for each in samples], raw_in))
     return lines
 
 
-def _transfer(
-    name: str,
-    samples: Sequence[Sample],
-    time_s: Callable[[Sample], float],
-    raw_s: Callable[[Sample], float | None],
-) -> str:
-    num_bytes, times = samples[0].bytes, [time_s(each) for each in samples]
-    memcpy = [each.memcpy_s for each in samples]
-    raw = [each for each in map(raw_s, samples) if each is not None]
+def _transfer(name: str, samples: Sequence[Sample], times: Sequence[float], raw_s: Sequence[float | None]) -> str:
+    """A way's times by repeat, beside those of memcpy and of the bare store."""
+    num_bytes, memcpy = samples[0].bytes, [each.memcpy_s for each in samples]
+    raw = [each for each in raw_s if each is not None]
     return (
         f"{name:>25}{num_bytes / MB:>5.1f}{_ms(times):>8}{_rate(num_bytes, times):>7}{_rate(num_bytes, memcpy):>13}"
         f"{_ratio(ratios(times, memcpy)):>19}"
