@@ -263,7 +263,7 @@ SLOW_SLOTS = {"PDQ_WORKER_SLOTS": "1", "PDQ_ENGINE_SIM_PROFILE": "llama3-8b-h100
 
 @pytest.mark.parametrize("mode", ["pool", "host"])
 async def test_what_waits_is_staged_once_where_it_may_be_decoded(stack: Stack, mode: str) -> None:
-    """Two workers whose only slots are taken, and three handoffs that wait. Control: one tier for all, nothing staged."""
+    """Two workers whose only slots are taken, and three handoffs that wait. Control: one tier for all."""
     stack.add("pdq_router")
     stack.add("pdq_prefill", PDQ_KV_MODE=mode)
     services = decoders(stack, 2, **SLOW_SLOTS, PDQ_KV_MODE=mode)
