@@ -86,8 +86,9 @@ class Rig:
         return list({id(server): server for server in (self.prefill_server, self.decode_server)}.values())
 
     async def start(self) -> None:
-        await asyncio.gather(*(server.start() for server in self.servers))
-        await self.stack.start()
+        # An engine waits for its server by itself, and imports much meanwhile. The stack's start blocks its loop.
+        started = asyncio.to_thread(asyncio.run, self.stack.start())
+        await asyncio.gather(started, *(server.start() for server in self.servers))
         self._bus = await self.stack.connect()
 
     async def stop(self) -> None:
