@@ -186,7 +186,8 @@ class Follower:
         """The next live event, if it follows the last one for sure."""
         stored = None
         with contextlib.suppress(TimeoutError):
-            stored = await asyncio.wait_for(self._queue.get(), min(wait_s, CATCH_UP_S))
+            async with asyncio.timeout(min(wait_s, CATCH_UP_S)):
+                stored = await self._queue.get()
             self._held_bytes = max(0, self._held_bytes - (len(stored.data) if stored is not None else 0))
         if stored is None:
             self._suspicious = True

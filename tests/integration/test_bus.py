@@ -248,3 +248,21 @@ async def test_a_full_log_is_an_error_not_a_silence(broker: Broker) -> None:
 async def test_connect_says_where_nobody_answers() -> None:
     with pytest.raises(Unavailable, match="127.0.0.1:9"):
         await Bus.connect(BusSettings(url="nats://user:hunter2@127.0.0.1:9", connect_timeout_s=0.5), "test")
+
+
+@pytest.mark.parametrize("verb", ["publish", "stream_info", "request"])
+async def test_a_cancel_that_comes_with_the_answer_is_heeded(bus: Bus, verb: str) -> None:
+    """asyncio.wait_for of Python 3.11 takes the answer and forgets the cancel: a loop would go on for ever."""
+    work = {
+        "publish": lambda: bus.publish(subjects.due("t", "r"), b""),
+        "stream_info": lambda: bus.stream_info(subjects.LOG),
+        "request": lambda: bus.request("$JS.API.INFO", b"", timeout_s=5),
+    }[verb]
+    task = asyncio.ensure_future(work())
+    while not bus._nc._resp_map:
+        await asyncio.sleep(0)
+    (answer,) = bus._nc._resp_map.values()
+    answer.add_done_callback(lambda _: task.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await bus.stream_info(subjects.LOG) is not None

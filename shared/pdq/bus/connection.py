@@ -18,6 +18,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from pdq.bus.cancel import heeding_cancel
 from pdq.bus.wire import Stored
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.settings import BusSettings
@@ -35,9 +36,10 @@ Responder = Callable[[str, bytes], Awaitable[bytes]]
 
 @contextlib.contextmanager
 def broker_errors(doing: str) -> Iterator[None]:
-    """Turn the client library's errors into Unavailable, saying what was being done."""
+    """Turn the client library's errors into Unavailable, saying what was being done; a cancel is heeded."""
     try:
-        yield
+        with heeding_cancel():
+            yield
     except nats.errors.NoRespondersError as exc:
         raise Unavailable(f"{doing}: nobody answers (is JetStream up, and was `pdq init` run?)") from exc
     except nats.errors.MaxPayloadError as exc:
@@ -86,12 +88,15 @@ class Connection:
                 log.info("waiting for the broker at %s", self.place)
                 told = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), 0.25)
+                async with asyncio.timeout(0.25):
+                    await self._stop.wait()
                 raise Interrupted("drain")
 
     async def _try_to_connect(self) -> None:
         try:
-            await asyncio.wait_for(self._connect_once(), 5)
+            with heeding_cancel():
+                async with asyncio.timeout(5):
+                    await self._connect_once()
         except (nats.errors.AuthorizationError, nats.errors.InvalidUserCredentialsError) as exc:
             raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
         except (nats.errors.Error, OSError, TimeoutError) as exc:
@@ -172,9 +177,11 @@ class Connection:
         """Flush and close; bounded."""
         self._closing = True
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
-            await self._nc.flush(timeout=2)
+            with heeding_cancel():
+                await self._nc.flush(timeout=2)
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
-            await asyncio.wait_for(self._nc.close(), 5)
+            async with asyncio.timeout(5):
+                await self._nc.close()
 
     # ---- core NATS
 
@@ -201,7 +208,8 @@ class Connection:
             # A flush's PING can overtake the SUB that is still queued: let the queue drain first.
             await asyncio.sleep(0)
             try:
-                await self._nc.flush(timeout=API_TIMEOUT_S)
+                with heeding_cancel():
+                    await self._nc.flush(timeout=API_TIMEOUT_S)
             except BaseException:
                 await self.unsubscribe(subscription)
                 raise
@@ -240,7 +248,9 @@ class Connection:
     async def drain(self, subscription: Subscription) -> None:
         """Unsubscribe, but let what the server already sent reach the callback; bounded."""
         with contextlib.suppress(nats.errors.Error, TimeoutError, ConnectionError):
-            await asyncio.wait_for(subscription.drain(), API_TIMEOUT_S)
+            with heeding_cancel():
+                async with asyncio.timeout(API_TIMEOUT_S):
+                    await subscription.drain()
 
     def inbox(self) -> str:
         return str(self._nc.new_inbox())

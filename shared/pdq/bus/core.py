@@ -18,6 +18,7 @@ import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
+from pdq.bus.cancel import heeding_cancel
 from pdq.bus.connection import API_TIMEOUT_S, Connection, broker_errors
 from pdq.bus.storing import Storing
 from pdq.bus.wire import (
@@ -108,7 +109,8 @@ class Bus(Connection):
                 raise TimeoutError
             await asyncio.sleep(0.02)
         wait = min(ATTEMPT_TIMEOUT_S, max(0.05, give_up - time.monotonic()))
-        message = await self._nc.request(subject, data, timeout=wait, headers=headers or None)
+        with heeding_cancel():
+            message = await self._nc.request(subject, data, timeout=wait, headers=headers or None)
         answer = answer_of(message.data)
         self._storing.worked(subject)
         return Ack(answer["stream"], int(answer["seq"]), bool(answer.get("duplicate")))
@@ -124,7 +126,8 @@ class Bus(Connection):
         if not self.connected:
             return False
         try:
-            await self._nc.flush(timeout=PING_TIMEOUT_S)
+            with heeding_cancel():
+                await self._nc.flush(timeout=PING_TIMEOUT_S)
         except (nats.errors.Error, TimeoutError, ConnectionError):
             return False
         return True
@@ -199,7 +202,8 @@ class Bus(Connection):
             query = {"seq": after + 1, "next_by_subj": subject, "batch": limit, "max_bytes": max_bytes}
             await self.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), reply=inbox)
             with broker_errors(f"read of {stream}"):
-                status = await asyncio.wait_for(done, API_TIMEOUT_S)
+                async with asyncio.timeout(API_TIMEOUT_S):
+                    status = await done
         finally:
             await self.unsubscribe(subscription)
         if status not in ("204", "404"):

@@ -73,7 +73,8 @@ class Outbox:
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._resend_all.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self._resend_all.wait()
             overdue = time.monotonic() - (0 if self._resend_all.is_set() else RESEND_AFTER_S)
             self._resend_all.clear()
             for channel in list(self._channels.values()):
@@ -112,7 +113,8 @@ class Channel:
             if left <= 0:
                 raise Unavailable(f"{len(self._pending)} messages to {self._subject} are not acknowledged")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
         self._raise()
 
     def close(self) -> None:

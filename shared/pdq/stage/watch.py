@@ -39,7 +39,8 @@ class Heard:
     async def next(self, timeout_s: float) -> Entry | None:
         """The newest record that came since the last call; None when none comes in time, or it is unreadable."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._came.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._came.wait()
         self._came.clear()
         stored, self._newest = self._newest, None
         with contextlib.suppress(NotDecodable):

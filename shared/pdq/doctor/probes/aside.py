@@ -35,4 +35,5 @@ async def aside(work: Callable[[], T], timeout_s: float) -> T:
             pass  # the loop has ended: nobody waits
 
     threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wait_for(done, timeout_s)
+    async with asyncio.timeout(timeout_s):
+        return await done
