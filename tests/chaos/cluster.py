@@ -29,6 +29,9 @@ EXIT_S = 30.0
 START_S = 60.0
 SETTINGS = {
     "PDQ_ENGINE_KIND": "sim",
+    # All that KV can do: answers' is saved, and that of waiting handoffs staged.
+    "PDQ_KV_MODE": "pool",
+    "PDQ_KV_SAVE_DECODE": "true",
     "PDQ_WORKER_DRAIN_S": str(DRAIN_S),
     # Random kills alone must not use up a request's attempts.
     "PDQ_WORKER_MAX_ATTEMPTS": "100",

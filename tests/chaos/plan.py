@@ -12,6 +12,7 @@ ROLES = {"router": 2, "prefill": 3, "decode": 3}
 """Processes of each role."""
 TENANTS = ("red", "blue")
 VOCABULARY = 2048
+CHUNK = 32
 LONG_DEADLINE_S = 3_000.0
 ORDERS = ("prefill-first", "prefill-first", "decode-first", "decode-first", "decode-only", "auto")
 """A request asks for one of them."""
@@ -152,10 +153,11 @@ def _maybe(rng: random.Random, share: float, most_s: float) -> float | None:
 
 
 def _prompt(rng: random.Random, shape: str) -> tuple[int, ...]:
-    """Half of them share their beginning with others, so that some KV is found there already."""
+    """Half of them share their beginning with others, so that some KV is found there already; of these, half share all
+    whole chunks, as a chat's next turn does: they prefer a worker."""
     size = rng.choice((12, 40, 100, 250, 500)) + rng.randrange(12)
-    shared = random.Random(rng.randrange(8)) if rng.random() < 0.5 else rng
-    known = size * 2 // 3
+    shared = random.Random(rng.randrange(3)) if rng.random() < 0.5 else rng
+    known = size // CHUNK * CHUNK if size % 2 else size * 2 // 3
     most = VOCABULARY if shape == "ids" else 127
     # Text is printable ASCII: one id per character, and nothing a chat or JSON would change.
     least = 0 if shape == "ids" else 32

@@ -34,7 +34,7 @@ class Report(msgspec.Struct, kw_only=True):
     out when the attempt began), `from several` (the answer's tokens come from more than one attempt)."""
     orders: dict[str, int] = {}
     """Requests by order; of decode-first those whose prefill was made elsewhere (`delegated`), and those that decode
-    computed after all, by cause (`local late`, ...)."""
+    computed after all, by cause (`local late`, ...); and those that preferred a decode worker, and ended there."""
     most_attempts: int = 0
     troubles: list[str] = []
     failures: list[Failure] = []
@@ -58,6 +58,8 @@ class Report(msgspec.Struct, kw_only=True):
             outcomes[newest.event if newest.ended else "open"] += 1
             orders[newest.order or "none"] += 1
             orders["delegated"] += newest.order == "decode-first" and newest.promise is not None
+            orders["preferring a worker"] += bool(newest.prefer)
+            orders["met it"] += bool(newest.prefer) and newest.decode.owner == newest.prefer
             if newest.local:
                 orders[f"local {newest.local}"] += 1
             self.most_attempts = max(self.most_attempts, newest.prefill.attempt, newest.decode.attempt)
