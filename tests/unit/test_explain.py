@@ -85,3 +85,20 @@ def test_a_reason_of_a_newer_router_stands_for_itself() -> None:
     accepted = first("accepted", submitted=100.0)
     routed = follow(accepted, "routed", order="decode-only", reason="full_moon")
     assert "decode-only (full_moon): full_moon" in text(explained("r-1", [accepted, routed]))
+
+
+def test_a_preference_says_what_became_of_it() -> None:
+    accepted = first("accepted", submitted=100.0)
+    routed = follow(accepted, "routed", order="decode-only", reason="cached", prefer="d1")
+    shown = [
+        text(
+            explained(
+                "r-1", [accepted, follow(routed, "claim", stage="decode", decode=StageClaims(attempt=1, owner=owner))]
+            )
+        )
+        for owner in ("", "d1", "d2")
+    ]
+    assert "prefers   d1\n" in shown[0]
+    assert "prefers   d1, which decoded it" in shown[1]
+    assert "prefers   d1; decoded by d2" in shown[2]
+    assert "prefers" not in text(explained("r-1", [accepted]))

@@ -61,6 +61,8 @@ def explained(request: str, log: Sequence[State]) -> dict[str, Any]:
         "estimates_ms": _estimates_ms(numbers),
         "local": newest.local,
         "local_why": _words(LOCALS, newest.local),
+        "prefer": newest.prefer,
+        "decoded_by": newest.decode.owner,
         "kv": _kv(newest),
         "attempts": {"prefill": _attempts(newest.prefill), "decode": _attempts(newest.decode)},
         "timings_ms": newest.timings_ms,
@@ -128,10 +130,18 @@ def _summary(found: dict[str, Any]) -> list[tuple[str, str]]:
         "error": f"{error['code']}: {error['message']}" if error else "",
         "order": order,
         "local": local,
+        "prefers": _met(found["prefer"], found["decoded_by"]),
         "kv": output.kv(report) + (f" ({kv['cause']})" if kv["cause"] else "") if found["order"] else "",
         "attempts": ", ".join(_tries(stage, tries) for stage, tries in found["attempts"].items() if tries["attempts"]),
     }
     return [(label, told) for label, told in rows.items() if told]
+
+
+def _met(prefer: str, decoded_by: str) -> str:
+    """What became of a request's wish for a worker; empty where it had none."""
+    if not prefer or not decoded_by:
+        return prefer
+    return f"{prefer}, which decoded it" if prefer == decoded_by else f"{prefer}; decoded by {decoded_by}"
 
 
 def _tries(stage: str, tries: dict[str, int]) -> str:
