@@ -45,7 +45,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     prefill: Workers = Workers(2, 8, "llama2-70b-h100-tp8*10")
     decode: Workers = Workers(2, 8, "llama3-8b-h100*4")
     limits: LimitSettings = LimitSettings(
-        log_age_s=300, max_deadline_s=60, max_deliver=20, ack_wait_s=4, worker_ttl_s=6
+        log_age_s=300, max_deadline_s=60, max_deliver=20, ack_wait_s=4, worker_ttl_s=30
     )
     sample_s: float = SAMPLE_S
     expire: bool = True
@@ -87,7 +87,7 @@ def build(setup: Setup, directory: Path) -> tuple[Stack, dict[str, Service]]:
         PDQ_LIMIT_MAX_DELIVER=str(limits.max_deliver),
     )
     stack.broker.environment |= BROKER
-    named = {"router": stack.add("pdq_router")}
+    named = {"router": stack.add("tests.soak.small_router")}
     for role, workers in (("prefill", setup.prefill), ("decode", setup.decode)):
         for number in range(workers.number):
             named[f"{role}-{number}"] = stack.add(
