@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from pdq.errors import Misconfigured, Unavailable
-from pdq.kv import pool, serve
+from pdq.kv import pool, serde, serve
 from pdq.kv.keeper import Keeper, Redis
 from pdq.settings import KvSettings
 
@@ -23,6 +23,12 @@ from tests.e2e.stores import Shared, redis_say, shared
 pytestmark = [pytest.mark.engine, pytest.mark.matrix, pytest.mark.filterwarnings("default")]
 
 BOUND_S = 20.0
+
+
+def key(number: int = 1) -> Any:
+    from lmcache.v1.distributed.api import ObjectKey
+
+    return ObjectKey(chunk_hash=bytes([number]) * 32, model_name="m", kv_rank=1, object_group_id=0, cache_salt="ab")
 
 
 class Kept:
@@ -37,15 +43,34 @@ class Kept:
         return [await self._finds(adapter) for _, adapter in self.storage.l2_adapters()]
 
     async def _finds(self, adapter: Any) -> bool | None:
-        from lmcache.v1.distributed.api import ObjectKey
-
-        key = ObjectKey(chunk_hash=b"\1" * 32, model_name="m", kv_rank=1, object_group_id=0, cache_salt="ab")
-        task = adapter.submit_lookup_and_lock_task([key], {})
+        task = adapter.submit_lookup_and_lock_task([key()], {})
         for _ in range(100):
             if (found := adapter.query_lookup_and_lock_result(task)) is not None:
                 return bool(found.test(0))
             await asyncio.sleep(0.01)
         return None
+
+    async def stores(self) -> bool:
+        """Whether chunks are taken: one at least over each connection."""
+        import torch
+        from lmcache.v1.distributed.api import MemoryLayoutDesc
+
+        ((_, adapter),) = self.storage.l2_adapters()
+        memory, layout = self.storage._l1_manager, MemoryLayoutDesc(shapes=[torch.Size([64])], dtypes=[torch.float32])
+        keys = [key(number) for number in range(1, 4 * pool.WORKERS)]
+        reserved = memory.reserve_write(keys, [True] * len(keys), layout, tag="test")
+        before = adapter.num_failed
+        task = adapter.submit_store_task(keys, [reserved[each][1] for each in keys])
+        try:
+            async with asyncio.timeout(1.0):
+                # LMCache's own controller takes the results; whose store it was it does not know.
+                while task in adapter._stores:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return False  # it was taken away meanwhile
+        finally:
+            memory.finish_write_and_delete(keys, tag="test")
+        return bool(adapter.num_failed == before)
 
     def put(self) -> None:
         redis_say(self.redis.port, f"SET m@00000001@0@{'01' * 32}@ab x")
@@ -66,7 +91,9 @@ async def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         redis = serve.redis_of(parsed)
         assert redis is not None
         monkeypatch.setenv("LMCACHE_RESP_PASSWORD", parsed.credentials.password)
-        line = ["--l1-size-gb", "0.05", "--eviction-policy", "LRU", "--l2-adapter", json.dumps(parsed.adapter)]
+        serde.register()
+        adapter = parsed.adapter | {"serde": serde.spec(store.settings["key_file"])}
+        line = ["--l1-size-gb", "0.05", "--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter)]
         parser = argparse.ArgumentParser()
         add_storage_manager_args(parser)
         storage = StorageManager(parse_args_to_config(parser.parse_args(line)))
@@ -102,6 +129,18 @@ async def test_a_redis_that_hangs_is_left_out_until_it_answers(kept: Kept) -> No
         kept.process.signal(signal.SIGCONT)
     await kept.until(lambda: bool(kept.storage.l2_adapters()))
     assert await kept.finds() == [True]
+
+
+async def test_a_redis_that_was_full_is_used_again_once_it_has_room(kept: Kept) -> None:
+    """To a client that it has told so once, Redis seems full for ever."""
+    assert await kept.stores()
+    redis_say(kept.redis.port, "CONFIG SET maxmemory 1")
+    assert not await kept.stores()
+    redis_say(kept.redis.port, "CONFIG SET maxmemory 0")
+    assert not await kept.stores()
+    async with asyncio.timeout(BOUND_S):
+        while not (kept.storage.l2_adapters() and await kept.stores()):
+            await asyncio.sleep(0.2)
 
 
 async def test_a_wrong_password_and_no_redis_are_told_apart(kept: Kept) -> None:

@@ -53,6 +53,11 @@ class Run:
         return end
 
     @property
+    def stores(self) -> bool:
+        """Whether anything of the prompt is new to the tier."""
+        return bool(self._stores)
+
+    @property
     def store_failed(self) -> bool:
         return any(not store.ok for store in self._stores)
 

@@ -241,7 +241,9 @@ class VllmEngine:
         cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
         if cause:
             return cause
-        bound_s = self._settings.store_timeout_s if self._tier.read == "l2" else CONFIRM_S
+        # What a pool has lost since, or never took, is not stored again as long as the server's memory holds it.
+        on_its_way = self._tier.read == "l2" and run.stores
+        bound_s = self._settings.store_timeout_s if on_its_way else CONFIRM_S
         return await self._tier.lacks(run.work.prompt[:tokens], run.work.salt, bound_s)
 
     async def _served(self, run: Run) -> Served | None:

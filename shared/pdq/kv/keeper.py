@@ -1,9 +1,9 @@
 """Keeps an LMCache server together with its Redis.
 
 LMCache's Redis client connects once, when it is made. One that was made before Redis was there, or that lost its
-connections since, finds and stores nothing for ever after, and says so to nobody; and a Redis that hangs holds up
-every lookup. So a connection of our own watches it: when Redis goes, LMCache's is taken away (lookups go on without),
-and when it is back, LMCache gets a new one.
+connections since, finds and stores nothing for ever after, and says so to nobody; so does one to which Redis once said
+that it is full; and a Redis that hangs holds up every lookup. So a connection of our own watches it: when Redis goes,
+LMCache's is taken away (lookups go on without), and when it is back, or a store has failed, LMCache gets a new one.
 """
 
 from __future__ import annotations
@@ -105,6 +105,9 @@ class Keeper:
                     await asyncio.to_thread(self._renew, storage)
                     while True:
                         await watch()
+                        if _stores_fail(storage):
+                            log.warning("Redis answers, but did not take what was to be stored; connecting anew")
+                            await asyncio.to_thread(self._renew, storage)
             except (OSError, TimeoutError, RuntimeError, Misconfigured) as exc:
                 if not self._taken:
                     log.warning("the pool is away, KV is computed anew: %s", str(exc) or type(exc).__name__)
@@ -124,3 +127,8 @@ class Keeper:
             # One that hangs stays until its last transfer has ended; it is asked for nothing more.
             with contextlib.suppress(TimeoutError):
                 storage.delete_l2_adapter(about.index, timeout=DETACH_S)
+
+
+def _stores_fail(storage: Any) -> bool:
+    # A `SealedTier` counts; to name it here would import LMCache before settings are checked.
+    return any(getattr(tier, "num_failed", 0) for _, tier in storage.l2_adapters())

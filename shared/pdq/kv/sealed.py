@@ -58,6 +58,8 @@ class SealedTier(SerdeL2AdapterWrapper):  # type: ignore[misc]
         self._removing = ThreadPoolExecutor(1, "pdq-kv-remove")
         self._stores: dict[int, Sequence[ObjectKey]] = {}
         self._not_taken: set[ObjectKey] = set()
+        self.num_failed = 0
+        """Stores that have failed so far."""
         super().__init__(inner=inner, serde=serde, l1_manager=l1_manager)
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
@@ -79,6 +81,7 @@ class SealedTier(SerdeL2AdapterWrapper):  # type: ignore[misc]
         return not self._not_taken.isdisjoint(keys)
 
     def _keep_in_mind(self, keys: Sequence[ObjectKey]) -> None:
+        self.num_failed += 1
         if len(self._not_taken) > MOST_NOT_TAKEN:
             self._not_taken.clear()
         self._not_taken.update(keys)
