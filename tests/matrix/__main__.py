@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import datetime
 import logging
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ def main() -> int:
     options = _options()
     directory = Path(tempfile.mkdtemp(prefix="pdq-matrix-", dir=options.dir))
     logging.getLogger("pdq").setLevel(logging.ERROR)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = Report(commit=_commit(), date=datetime.date.today().isoformat())
     began = time.monotonic()
     faults = [fault for fault in FAULTS if options.faults in f"{fault.name}, {fault.when}"]
