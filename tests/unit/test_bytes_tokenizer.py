@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pdq.bytes_tokenizer import END, BytesTokenizer, word
 from pdq.errors import Misconfigured, Rejected
@@ -12,7 +12,6 @@ VOCAB = 2048
 TOKENIZER = BytesTokenizer(VOCAB)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_text_survives_the_tokenizer(text: str) -> None:
     ids = TOKENIZER.encode(text)
@@ -26,7 +25,6 @@ def test_a_lone_surrogate_is_rejected() -> None:
         TOKENIZER.encode("ab\ud800")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, VOCAB - 1)))
 def test_any_ids_have_a_text(ids: list[int]) -> None:
     whole = b"".join(TOKENIZER.token_bytes(token) for token in ids)

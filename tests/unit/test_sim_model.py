@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pdq.bytes_tokenizer import END, BytesTokenizer
 from pdq.engines.sim_model import START, Answer, Generation, StopStrings, advance, answer
@@ -34,7 +34,6 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
     return (text[: min(ends, key=lambda end: end[0])[1]], True) if ends else (text, False)
 
 
-@settings(deadline=None)
 @given(st.lists(SMALL), STOPS)
 def test_deltas_join_to_the_text_cut_at_the_stop(pieces: list[str], stops: list[str]) -> None:
     holder, shown, matched = StopStrings(stops), "", False
@@ -47,7 +46,6 @@ def test_deltas_join_to_the_text_cut_at_the_stop(pieces: list[str], stops: list[
     assert (shown, matched) == cut("".join(pieces), stops)
 
 
-@settings(deadline=None)
 @given(st.lists(SMALL, min_size=1), STOPS, st.integers(0, 5))
 def test_a_stop_string_counts_once_it_ends_after_min_tokens(pieces: list[str], stops: list[str], least: int) -> None:
     holder, shown, seen = StopStrings(stops), "", ""
@@ -76,7 +74,6 @@ SAMPLED = st.builds(
 PROMPTS = st.integers(0, 10_000).map(lambda number: prompt_of(4, f"prompt {number}"))
 
 
-@settings(deadline=None)
 @given(PROMPTS, SAMPLED)
 def test_an_answers_text_is_its_ids_decoded(prompt: tuple[int, ...], sampling: Sampling) -> None:
     got = answered(prompt, sampling)
@@ -84,7 +81,6 @@ def test_an_answers_text_is_its_ids_decoded(prompt: tuple[int, ...], sampling: S
     assert got.finish_reason == ("stop" if END in got.ids else "length")
 
 
-@settings(deadline=None)
 @given(PROMPTS, SAMPLED, st.integers(0, 80), st.integers(1, 6), st.text(alphabet=" aeo", max_size=2))
 def test_a_stop_string_cuts_text_and_ids(
     prompt: tuple[int, ...], sampling: Sampling, start: int, size: int, other: str
@@ -124,7 +120,6 @@ def test_characters_are_split_over_tokens_and_come_out_whole() -> None:
 # the next token
 
 
-@settings(deadline=None)
 @given(PROMPTS, st.integers(1, 40), st.integers(0, 2**31))
 def test_an_answer_continues_from_any_of_its_tokens(prompt: tuple[int, ...], shown: int, seed: int) -> None:
     """What a restart after a crash relies on: with prompt and shown tokens as its prompt, the rest is the same."""
