@@ -55,7 +55,9 @@ class Modes(Pair):
 
     def _server(self, directory: Path, spec: ModelSpec) -> KvServer:
         peer = {"peer": f"127.0.0.1:{free_port()}"} if self.far == "peer" else {}
-        return KvServer(directory, spec, self.sizes, **self.store.settings, **peer)
+        server = KvServer(directory, spec, self.sizes, **self.store.settings, **peer)
+        server.kv = msgspec.structs.replace(server.kv, save_decode=True)
+        return server
 
 
 @pytest_asyncio.fixture(
@@ -105,6 +107,53 @@ async def test_what_came_from_afar_is_near_the_next_time(pair: Modes, salt: str)
     pair.store.forget(pair.kv)
     assert first.done.loaded_tokens == 192
     assert (await where(pair, mine)).near == 6
+
+
+async def test_what_is_staged_is_near_before_decode_asks(pair: Modes, salt: str) -> None:
+    """Control: two prompts are prefilled, and one is staged."""
+    mine, other = work(200, salt), work(200, salt)
+    for each in (mine, other):
+        assert (await pair.prefill.prefill(each)).stored_tokens == 192
+    assert await pair.decode.stage(mine.prompt, salt) == 192
+    assert [(await where(pair, each)).near for each in (mine, other)] == [6, 0]
+    staged, fetched = await answer(pair.decode, mine), await answer(pair.decode, other)
+    tell(pair, 200, *staged.done.phases, *fetched.done.phases)
+    assert (staged.done.loaded_tokens, fetched.done.loaded_tokens) == (192, 192)
+    assert (tiers(staged.done.phases), tiers(fetched.done.phases)) == ({"kv.load": "l1"}, {"kv.load": pair.far})
+    assert staged.ids == await computed(pair, mine)
+    assert await pair.decode.stage(work(200, salt).prompt, salt) == 0, "what nobody has stored"
+    assert await pair.decode.stage(mine.prompt[:31], salt) == 0
+
+
+async def test_the_next_turn_of_a_chat_finds_prompt_and_answer(pair: Modes, salt: str) -> None:
+    """The first turn is handed off; the second finds it in the engine, the third finds both in the tier."""
+    first = talk(work(100, salt).prompt, salt)
+    _, said = await pair.handoff(first)
+    second = talk((*first.prompt, *said.ids, *work(30, salt).prompt), salt)
+    again = await answer(pair.decode, second)
+    third = talk((*second.prompt, *again.ids, *work(30, salt).prompt), salt)
+    async with asyncio.timeout(BOUND_S):
+        while (await where(pair, third)).near < 6:
+            await asyncio.sleep(0.05)
+    await forget_own(pair)
+    last = await answer(pair.decode, third)
+    found = [(each.done.local_tokens, each.done.loaded_tokens) for each in (said, again, last)]
+    print(f"{pair.store.name:6} chat of 100, 170 and 240 tokens, (local, loaded): {found}")
+    assert found == [(0, 96), (128, 0), (0, 192)]
+    assert [again.ids, last.ids] == [await computed(pair, each) for each in (second, third)]
+    # An answer whose worker died after 30 tokens goes on elsewhere.
+    await forget_own(pair)
+    rest = await answer(pair.decode, msgspec.structs.replace(first, shown=tuple(said.ids[:30])))
+    assert (rest.done.loaded_tokens, rest.ids) == (128, said.ids[30:])
+
+
+def talk(prompt: tuple[int, ...], salt: str) -> Work:
+    return Work(request="r", prompt=prompt, sampling=greedy(40, ignore_eos=True), salt=salt)
+
+
+async def forget_own(pair: Modes) -> None:
+    """Empty decode's own prefix cache, as a restart does."""
+    assert await pair.decode._llm.reset_prefix_cache()
 
 
 async def test_the_server_tells_what_it_holds(pair: Modes, salt: str) -> None:

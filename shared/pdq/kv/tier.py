@@ -25,6 +25,8 @@ KEEPALIVE_S = 1.0
 SERVED_TIMEOUT_S = 0.5
 TIERS_TIMEOUT_S = 3.0
 WORLD_SIZE = 1
+JSON = {"Content-Type": "application/json"}
+"""LMCache's own routes refuse a body that does not say so."""
 
 _encoder = msgspec.json.Encoder()
 _where = msgspec.json.Decoder(Where)
@@ -181,6 +183,6 @@ class Tier:
         if self._session is None:
             connector = aiohttp.TCPConnector(keepalive_timeout=KEEPALIVE_S)
             self._session = aiohttp.ClientSession(self._url, connector=connector)
-        async with self._session.request(method, path, data=body) as response:
+        async with self._session.request(method, path, data=body, headers=JSON) as response:
             response.raise_for_status()
             return await response.read()
