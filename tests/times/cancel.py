@@ -105,7 +105,7 @@ async def running(bench: Bench) -> None:
 
     chunk = f"an engine step on this prompt takes {shown(bench.chunk_s)} {bench.chunk_is}"
     token = f"an engine step takes {shown(bench.token_s)}"
-    deadline_s = 1.0 + 12 * bench.token_s
+    deadline_s = 1.0 + 40 * bench.token_s
     for place in (
         Place("in prefill", bench.prefill, bench.long_prompt, "prefill-first", in_prefill, chunk),
         Place("decoding", bench.decode, SHORT, "decode-only", decoding, token),
