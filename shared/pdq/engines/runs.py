@@ -53,6 +53,11 @@ class Run:
         return end
 
     @property
+    def lookup_s(self) -> float:
+        """How long the tiers took to say what they hold; 0 where they were not asked."""
+        return (self.looked.end_ns - self.looked.start_ns) / 1e9 if self.looked else 0.0
+
+    @property
     def stores(self) -> bool:
         """Whether anything of the prompt is new to the tier."""
         return bool(self._stores)

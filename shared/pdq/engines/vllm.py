@@ -241,8 +241,10 @@ class VllmEngine:
         cause = await run.wait_stored(tokens, self._settings.store_timeout_s)
         if cause:
             return cause
-        # What a pool has lost since, or never took, is not stored again as long as the server's memory holds it.
-        on_its_way = self._tier.read == "l2" and run.stores
+        # What a pool has lost is not stored again as long as the server's memory holds it; and a pool that was too slow
+        # for the lookup is not waited for a second time.
+        in_time = run.lookup_s < self._kv.lookup_timeout_s
+        on_its_way = self._tier.read == "l2" and run.stores and in_time
         bound_s = self._settings.store_timeout_s if on_its_way else CONFIRM_S
         return await self._tier.lacks(run.work.prompt[:tokens], run.work.salt, bound_s)
 
