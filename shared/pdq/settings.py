@@ -13,7 +13,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -109,6 +109,8 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     default_max_tokens: int = 256
     queue_limit: int = 1_000
     """Waiting jobs of one stage, model and priority; more are refused as `queue_full`."""
+    known_positions: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    """Places in prompts that a router remembers as likely cached, some 200 bytes each."""
     slots: int = 32
 
 

@@ -27,6 +27,8 @@ SETTLE_S = 60.0
 """How long it may take, after the last end and the longest deadline, until nothing is left to do."""
 EXPIRE_S = 60.0
 """How long after its age the log may still hold something."""
+KNOWN_POSITIONS = 4_000
+"""More than the prompts of a log's age have: the router's memory is full before it is measured."""
 BROKER = {"GOGC": "20"}
 """Go lets garbage grow to so many percent of what is in use before it collects. By default to 100, which moves the
 broker's memory by 8 MB up and down: a slope of 1 MB in 10 minutes would be lost in it."""
@@ -87,7 +89,7 @@ def build(setup: Setup, directory: Path) -> tuple[Stack, dict[str, Service]]:
         PDQ_LIMIT_MAX_DELIVER=str(limits.max_deliver),
     )
     stack.broker.environment |= BROKER
-    named = {"router": stack.add("tests.soak.small_router")}
+    named = {"router": stack.add("pdq_router", PDQ_ROUTER_KNOWN_POSITIONS=str(KNOWN_POSITIONS))}
     for role, workers in (("prefill", setup.prefill), ("decode", setup.decode)):
         for number in range(workers.number):
             named[f"{role}-{number}"] = stack.add(

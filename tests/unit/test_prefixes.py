@@ -6,10 +6,10 @@ import pytest
 from pdq.bus import Stored
 from pdq.log import first
 from pdq.messages import Promise, StageName, encode_json
-from pdq_router import prefixes
-from pdq_router.prefixes import Likely, Prefixes, positions
+from pdq_router.prefixes import POSITIONS_PER_PROMPT, Likely, Prefixes, positions
 
 CHUNK = 4
+MANY = 10_000
 SYSTEM = tuple(range(8))
 
 
@@ -42,7 +42,7 @@ def test_tenants_and_models_never_meet() -> None:
 
 
 def test_the_next_turn_prefers_the_worker_of_the_last() -> None:
-    known, turn = Prefixes(), (*SYSTEM, 50, 51, 52, 53)
+    known, turn = Prefixes(MANY), (*SYSTEM, 50, 51, 52, 53)
     known.hear(claim(names(turn)[-1], "d1"))
     assert known.likely(names(turn + (60,) * 9), CHUNK) == Likely(12, "d1")
     known.hear(claim(names(turn)[-1], "d2"))
@@ -50,18 +50,18 @@ def test_the_next_turn_prefers_the_worker_of_the_last() -> None:
 
 
 def test_a_shared_begin_is_known_and_prefers_nobody() -> None:
-    known, one = Prefixes(), SYSTEM + (50,) * 4
+    known, one = Prefixes(MANY), SYSTEM + (50,) * 4
     known.routed(names(one))
     assert known.likely(names(one), CHUNK) == Likely(), "nobody has computed it yet"
     known.hear(claim(names(one)[-1], "d1"))
     assert known.likely(names(SYSTEM + (51,) * 4), CHUNK) == Likely(8, "")
-    stranger = Prefixes()
+    stranger = Prefixes(MANY)
     stranger.hear(claim(names(one)[-1], "d1"))
     assert stranger.likely(names(SYSTEM + (51,) * 4), CHUNK) == Likely(), "another router hears of ends only"
 
 
 def test_a_longer_position_counts_for_tokens_and_a_shorter_one_may_name_the_worker() -> None:
-    known, turn = Prefixes(), SYSTEM + (50,) * 4
+    known, turn = Prefixes(MANY), SYSTEM + (50,) * 4
     known.hear(claim(names(SYSTEM)[-1], "d1"))
     prefilled = first("prefilled", prefix=names(turn)[-1], promise=Promise(tokens=12))
     known.hear(stored(encode_json(prefilled)))
@@ -83,14 +83,13 @@ def test_a_longer_position_counts_for_tokens_and_a_shorter_one_may_name_the_work
     ids=["empty", "not_text", "wrong_type", "no_prefix", "of_prefill", "no_owner", "no_kv"],
 )
 def test_other_records_teach_nothing(data: bytes) -> None:
-    known = Prefixes()
+    known = Prefixes(MANY)
     known.hear(stored(data))
     assert known.likely(names(SYSTEM), CHUNK) == Likely()
 
 
-def test_what_was_used_least_recently_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "NUM_POSITIONS", 3)
-    known = Prefixes()
+def test_what_was_used_least_recently_is_forgotten() -> None:
+    known = Prefixes(3)
     prompts = [(number,) * CHUNK for number in range(4)]
     for prompt in prompts[:3]:
         known.hear(claim(names(prompt)[-1], "d"))
@@ -99,9 +98,8 @@ def test_what_was_used_least_recently_is_forgotten(monkeypatch: pytest.MonkeyPat
     assert [known.likely(names(prompt), CHUNK).worker for prompt in prompts] == ["d", "", "d", "d"]
 
 
-def test_prompts_that_nobody_claims_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "NUM_ROUTED", 1)
-    known, one, two = Prefixes(), SYSTEM + (50,) * 4, SYSTEM + (51,) * 4
+def test_prompts_that_nobody_claims_are_forgotten() -> None:
+    known, one, two = Prefixes(POSITIONS_PER_PROMPT), SYSTEM + (50,) * 4, SYSTEM + (51,) * 4
     known.routed(names(one))
     known.routed(names(two))
     known.hear(claim(names(one)[-1], "d"))

@@ -69,7 +69,7 @@ class Service:
     async def _work(self, bus: Bus, telemetry: Telemetry) -> None:
         endings = Endings(bus, self.metrics)
         admission = Admission(bus, self.router.queue_limit)
-        prefixes = Prefixes()
+        prefixes = Prefixes(self.router.known_positions)
         await bus.patiently(partial(prefixes.start, bus))
         router = Router(
             bus,

@@ -24,9 +24,8 @@ from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.messages import Promise, pack_ids
 
-NUM_POSITIONS = 100_000
-NUM_ROUTED = 1_000
-"""Prompts routed here whose KV nobody has yet."""
+POSITIONS_PER_PROMPT = 100
+"""Prompts on their way are remembered to one for so many positions; their own are not counted."""
 HASH_BYTES = 8
 ID_BYTES = 4
 
@@ -68,7 +67,9 @@ def positions(model: str, tenant: str, prompt: Sequence[int], chunk_tokens: int)
 class Prefixes:
     """Bounded; the positions that were used least recently go first."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_positions: int) -> None:
+        self._num_positions = num_positions
+        self._num_routed = max(1, num_positions // POSITIONS_PER_PROMPT)
         self._workers: OrderedDict[str, str] = OrderedDict()
         """By position; an empty worker: its KV can be read, and nobody is preferred."""
         self._routed: OrderedDict[str, tuple[str, ...]] = OrderedDict()
@@ -81,7 +82,7 @@ class Prefixes:
     def routed(self, names: tuple[str, ...]) -> None:
         """A prompt with these positions is on its way to a worker."""
         if names:
-            _put(self._routed, names[-1], names, NUM_ROUTED)
+            _put(self._routed, names[-1], names, self._num_routed)
 
     def hear(self, stored: Stored) -> None:
         """Take in one state record of a request; what cannot be read teaches nothing."""
@@ -106,8 +107,8 @@ class Prefixes:
 
     def _learn(self, last: str, worker: str) -> None:
         for name in self._routed.pop(last, (last,))[:-1]:
-            _put(self._workers, name, self._workers.get(name, ""), NUM_POSITIONS)
-        _put(self._workers, last, worker or self._workers.get(last, ""), NUM_POSITIONS)
+            _put(self._workers, name, self._workers.get(name, ""), self._num_positions)
+        _put(self._workers, last, worker or self._workers.get(last, ""), self._num_positions)
 
 
 def _put(kept: OrderedDict[str, T], key: str, value: T, most: int) -> None:
