@@ -92,11 +92,13 @@ class Rig:
         self._bus = await self.stack.connect()
 
     async def stop(self) -> None:
-        if self._bus is not None:
-            await self._bus.close()
-        self.stack.stop()
-        for server in self.servers:
-            server.stop()
+        try:
+            if self._bus is not None:
+                await self._bus.close()
+            self.stack.stop()
+        finally:
+            for server in self.servers:
+                server.stop()
 
     def client(self, tenant: str) -> Client:
         assert self._bus is not None
