@@ -144,6 +144,8 @@ class Follower:
         self._queue: asyncio.Queue[Stored | None] = asyncio.Queue()
         self._held_bytes = 0
         self._newest = {"state": after, "out": after}
+        self._attempt = 0
+        """The newest of decode's attempts that were seen: its claim is stored before its tokens are."""
         self._transcript = Transcript() if not after else None
         """From the start of the log, the follower knows whether the end it sees is complete."""
         self._suspicious = catch_up
@@ -178,6 +180,7 @@ class Follower:
                 if self._transcript is not None:
                     self._transcript.feed(event)
                 self._newest["state" if event.state else "out"] = event.seq
+                self._attempt = max(self._attempt, _attempt(event))
                 yield event
                 if event.state is not None and event.state.ended:
                     return
@@ -199,10 +202,15 @@ class Follower:
             self._suspicious = True
             return []
         event = to_event(stored)
-        if self._lacks_tokens(event):
+        if self._lacks_claim(event) or self._lacks_tokens(event):
             self._suspicious = True
             return []
         return [event]
+
+    def _lacks_claim(self, event: Event) -> bool:
+        """Whether these are tokens of an attempt that was not seen to begin: a gap between the two subjects of a log,
+        which the sequences of each do not show."""
+        return event.out is not None and event.out.attempt > self._attempt
 
     def _lacks_tokens(self, event: Event) -> bool:
         """Whether this is an end that names more than was seen: no later event could show that gap."""
@@ -220,3 +228,9 @@ class Follower:
             return []
         self._suspicious = page.more
         return list(page.events)
+
+
+def _attempt(event: Event) -> int:
+    if event.out is not None:
+        return event.out.attempt
+    return event.state.decode.attempt if event.state is not None else 0

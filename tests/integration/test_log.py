@@ -188,3 +188,32 @@ async def test_a_follower_that_missed_the_last_tokens_reads_them_before_the_end(
     async for event in follower.events(10):
         transcript.feed(event)
     assert transcript.complete() and transcript.text == "hi" and answered.is_set()
+
+
+async def test_a_follower_that_missed_a_claim_reads_it_before_its_tokens(bus: Bus) -> None:
+    """As when the leader of a cluster goes right after it has stored the claim."""
+    log, client = RequestLog(bus), Client(bus, "t")
+
+    async def serve_reads(subject: str, data: bytes) -> bytes:
+        request = decode_json(data, ReadRequest)
+        return encode_json(await log.read("t", "r", after=request.after, limit=request.limit))
+
+    await bus.serve(subjects.READ_ALL, "", serve_reads)
+    entry = await log.append("t", "r", None, first("accepted"))
+    claim = await log.append("t", "r", entry, with_attempt(entry.state, 1))
+    await bus.publish(subjects.out("t", "r"), encode_json(Output.of(1, 0, [7, 8], "hi")))
+    whole = Transcript()
+    whole.ids = [7, 8]
+    end = follow(claim.state, "finished", num_tokens=2, output_digest=whole.digest())
+    last = await log.append("t", "r", claim, end)
+    follower = Follower(client, "r", 0, catch_up=False)
+    before = {entry.seq: 0, claim.seq + 1: 0, last.seq: claim.seq}
+    for stored in await bus.read(subjects.LOG, subjects.log_of("t", "r")):
+        if stored.seq in before:  # as the live copies of each subject tell it
+            follower.take(stored._replace(headers={"Nats-Last-Sequence": str(before[stored.seq])}))
+    transcript, seen = Transcript(), list[int]()
+    async for event in follower.events(10):
+        transcript.feed(event)
+        seen.append(event.seq)
+    assert transcript.complete() and transcript.text == "hi"
+    assert seen == [entry.seq, claim.seq, claim.seq + 1, last.seq]
