@@ -19,7 +19,7 @@ from pdq.engines.base import Work
 from pdq.kv import keys
 from pdq.kv.contract import read_key, salt
 from pdq.kv.seal import HEADER_BYTES, TAG_BYTES
-from pdq.settings import ModelSpec
+from pdq.settings import KvServerSettings, ModelSpec
 from pdq.verify.prompts import log_book
 from tokenizers import Tokenizer
 
@@ -35,7 +35,7 @@ CHUNK = 32
 CHUNKS, MANY = 5, 20
 """Whole chunks of the prompts; each has half a chunk more."""
 MAX_TOKENS = 4
-SERVER_GB = 0.5
+SIZES = KvServerSettings(memory_gb=0.5)
 TOLERANCE = 1e-3
 WAIT_S = 20.0
 
@@ -116,7 +116,7 @@ async def pool(
     root = tmp_path_factory.mktemp("integrity")
     directory, key = root / "pool", keys.ensure(root / "key")
     kv = {"mode": "pool", "pool": f"file://{directory}", "key_file": str(key)}
-    pair = Pair(spec, *(KvServer(root / name, spec, SERVER_GB, **kv) for name in ("prefill", "decode")))
+    pair = Pair(spec, *(KvServer(root / name, spec, SIZES, **kv) for name in ("prefill", "decode")))
     short = cut(tokenizer, log_book(12), CHUNKS)
     try:
         await pair.start()
