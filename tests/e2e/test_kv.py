@@ -225,7 +225,8 @@ async def test_a_killed_server_costs_time_and_no_answer_and_a_new_one_is_used(pa
     await pair.server.start(memory_gb=0.0625)
     await until_kv_flows(pair, salt)
     stored = await pair.prefill.prefill(work(1900, salt))
-    assert (stored.stored_tokens, stored.cause) == (0, "store_failed")
+    # A server without room may also leave a store unanswered, in `lmcache_driven` mode.
+    assert (stored.stored_tokens, stored.cause in {"store_failed", "store_late"}) == (0, True)
 
 
 async def computed(pair: Pair, each: Work) -> list[int]:
