@@ -129,11 +129,16 @@ class _Host:
         self._started = False
         self._loops: dict[StageName, Loop] = {}
         self._costs: dict[StageName, CostMeter] = {}
+        self._listed: set[StageName] = set()
         self._kv_usage = 0.0
         self._staging: Staging | None = None
 
     def checks(self) -> list[Check]:
-        return [Check("broker", self._check_broker), Check("engine", self._check_engine)]
+        return [
+            Check("broker", self._check_broker),
+            Check("engine", self._check_engine),
+            Check("listed", self._check_listed),
+        ]
 
     async def _check_broker(self) -> None:
         if self.bus is None:
@@ -144,6 +149,11 @@ class _Host:
         if not self._started:
             raise Unavailable("the engine is starting")
         await self._engine.check()
+
+    async def _check_listed(self) -> None:
+        """Ready means that jobs are taken, and that whoever looks for workers sees this one."""
+        if not self._loops or self._listed != set(self._loops):
+            raise Unavailable("no beat of this worker is stored yet")
 
     @contextlib.asynccontextmanager
     async def engine_running(self) -> AsyncIterator[None]:
@@ -274,6 +284,7 @@ class _Host:
                 for stage, key in keys.items():
                     with contextlib.suppress(Unavailable):
                         await bus.publish(key, self._beat(stage, said), timeout_s=2)
+                        self._listed.add(stage)
                 await asyncio.sleep(self._settings.limits.worker_ttl_s / 3)
         finally:
             with contextlib.suppress(Unavailable):

@@ -32,6 +32,8 @@ def main() -> int:
         seed=secrets.randbelow(2**20) if options.seed is None else options.seed,
         rate=options.rate,
     )
+    if options.dir is not None:
+        options.dir.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix="pdq-soak-", dir=options.dir))
     print(f"seed {setup.seed}, samples in {directory / 'samples.csv'}", file=sys.stderr)
     logging.getLogger("pdq").setLevel(logging.ERROR)
