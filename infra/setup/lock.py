@@ -1,7 +1,7 @@
 """Write infra/locks/cpu.lock, gpu.lock and router.lock from pyproject.toml, and verify.lock: `make lock`.
 
 Pins that still fit are kept; `make lock UPGRADE=--upgrade` takes the newest of everything.
-The lock of an engine set holds everything that `make test` needs: the engine set, the router, the local broker, the
+The lock of an engine set holds everything that `make test` needs: the engine set, the router, the gateway, the local broker, the
 developers' tools and what builds pdq. Images leave out what tools.txt names. router.lock, with the pins of cpu.lock,
 is what images without an engine install. verify.lock holds the stores that the tests of every KV mode run. All are
 resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other Pythons and
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "infra" / "locks"
-EXTRAS = ("router", "local", "dev")
+EXTRAS = ("router", "gateway", "local", "dev")
 BUILD = "infra/locks/build.in"
 
 HEADER = """\
@@ -71,8 +71,10 @@ def with_cpu_torch(lock: str) -> str:
 
 
 def without_engine(flags: list[str]) -> str:
-    """What the router and the command line need, with the pins of cpu.lock: images of one release agree."""
-    return compiled("router", ("router",), ["infra/locks/router.in", "--constraint", "infra/locks/cpu.lock", *flags])
+    """What the router, the gateway and the command line need, with the pins of cpu.lock: images of one release agree."""
+    return compiled(
+        "router", ("router", "gateway"), ["infra/locks/router.in", "--constraint", "infra/locks/cpu.lock", *flags]
+    )
 
 
 def stores(flags: list[str]) -> str:
@@ -82,7 +84,7 @@ def stores(flags: list[str]) -> str:
 
 def tools() -> str:
     """Names that cpu.lock has beyond what its services need."""
-    needed = names(compiled("cpu", ("cpu", "router"), ["--constraint", "infra/locks/cpu.lock"]))
+    needed = names(compiled("cpu", ("cpu", "router", "gateway"), ["--constraint", "infra/locks/cpu.lock"]))
     whole = names((LOCKS / "cpu.lock").read_text("utf-8"))
     return TOOLS + "".join(f"{name}\n" for name in sorted(whole - needed))
 

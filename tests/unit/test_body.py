@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pdq.api.body import ChatBody, CompletionBody, Message, TextPart, parse_body
 from pdq.errors import Rejected
-from pdq_router.body import ChatBody, CompletionBody, Message, TextPart, parse_body
 
 unhurried = hypothesis_settings(deadline=None)
 

@@ -13,13 +13,13 @@ from typing import TypeVar, get_args
 
 import msgspec
 from pdq import subjects
+from pdq.api.body import Body, ChatBody, Message, parse_body
+from pdq.api.refusals import Code, refuse, shown
 from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REPLAY_HEADER, REQUEST_HEADER
 from pdq.errors import Rejected
 from pdq.messages import PRIORITIES, AskedOrder, Priority, Sampling
 from pdq.settings import Models, ModelSpec
 
-from pdq_router.body import Body, ChatBody, Message, parse_body
-from pdq_router.refusals import Code, refuse, shown
 from pdq_router.tokens import Tokenizer, check_ids
 
 ORDERS: tuple[AskedOrder, ...] = get_args(AskedOrder)

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pdq.api.refusals import refuse
 from pdq.bytes_tokenizer import BytesTokenizer
 from pdq.errors import Misconfigured
 from pdq.settings import ModelSpec
-
-from pdq_router.refusals import refuse
 
 INLINE_BYTES = 4_096
 """Bodies up to this size take a few milliseconds: less than a thread would save."""

@@ -1,4 +1,4 @@
-"""How the router says no: one small set of codes, and one line that names the field, its value and the limit.
+"""How a request is refused: one small set of codes, and one line that names the field, its value and the limit.
 
 code                      meaning
 invalid_json              the body is not one JSON object in UTF-8, or it has a field twice

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
-from pdq.errors import Rejected
 
-from pdq_router.refusals import Code, field_name, hidden, refuse, shown
+from pdq.api.refusals import Code, field_name, hidden, refuse, shown
+from pdq.errors import Rejected
 
 LONGEST_STOP_CHARS = 1024
 MOST_STOP_TOKEN_IDS = 64
