@@ -118,11 +118,11 @@ def recovers(label: str) -> None:
 
 
 def submit(label: str) -> dict[str, Any]:
-    """An answer to a prompt that nothing has cached, through `pdq submit --json` on this machine."""
+    """A prefill-first answer to a prompt that nothing has cached, through `pdq submit --json` on this machine."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PDQ_")}
     environment["PDQ_NATS_URL"] = f"nats://127.0.0.1:{os.environ['NATS_PORT']}"
     prompt = f"({label}) {QUESTION}"
-    command = [sys.executable, "-m", "pdq", "submit", "--json", "--max-tokens", "16", prompt]
+    command = [sys.executable, "-m", "pdq", "submit", "--json", "--order", "prefill-first", "--max-tokens", "16", prompt]
     result: dict[str, Any] = json.loads(run(command, REQUEST_S, environment))
     check(bool(result["text"].strip()), f"no text: {result}")
     check(result["route"]["order"] == "prefill-first", f"not by way of prefill: {result['route']}")
