@@ -122,7 +122,8 @@ def submit(label: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PDQ_")}
     environment["PDQ_NATS_URL"] = f"nats://127.0.0.1:{os.environ['NATS_PORT']}"
     prompt = f"({label}) {QUESTION}"
-    command = [sys.executable, "-m", "pdq", "submit", "--json", "--order", "prefill-first", "--max-tokens", "16", prompt]
+    options = ["--json", "--order", "prefill-first", "--max-tokens", "16"]
+    command = [sys.executable, "-m", "pdq", "submit", *options, prompt]
     result: dict[str, Any] = json.loads(run(command, REQUEST_S, environment))
     check(bool(result["text"].strip()), f"no text: {result}")
     check(result["route"]["order"] == "prefill-first", f"not by way of prefill: {result['route']}")

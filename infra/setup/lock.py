@@ -1,10 +1,10 @@
 """Write infra/locks/cpu.lock, gpu.lock and router.lock from pyproject.toml, and verify.lock: `make lock`.
 
 Pins that still fit are kept; `make lock UPGRADE=--upgrade` takes the newest of everything.
-The lock of an engine set holds everything that `make test` needs: the engine set, the router, the gateway, the local broker, the
-developers' tools and what builds pdq. Images leave out what tools.txt names. router.lock, with the pins of cpu.lock,
-is what images without an engine install. verify.lock holds the stores that the tests of every KV mode run. All are
-resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other Pythons and
+The lock of an engine set holds everything that `make test` needs: the engine set, the router, the gateway, the local
+broker, the developers' tools and what builds pdq. Images leave out what tools.txt names. router.lock, with the pins of
+cpu.lock, is what images without an engine install. verify.lock holds the stores that the tests of every KV mode run.
+All are resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other Pythons and
 machines of the same set can use it.
 """
 
@@ -71,7 +71,7 @@ def with_cpu_torch(lock: str) -> str:
 
 
 def without_engine(flags: list[str]) -> str:
-    """What the router, the gateway and the command line need, with the pins of cpu.lock: images of one release agree."""
+    """What the router, the gateway and the command line need, with the pins of cpu.lock: images agree."""
     return compiled(
         "router", ("router", "gateway"), ["infra/locks/router.in", "--constraint", "infra/locks/cpu.lock", *flags]
     )
