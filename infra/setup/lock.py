@@ -4,8 +4,8 @@ Pins that still fit are kept; `make lock UPGRADE=--upgrade` takes the newest of 
 The lock of an engine set holds everything that `make test` needs: the engine set, the router, the gateway, the local
 broker, the developers' tools and what builds pdq. Images leave out what tools.txt names. router.lock, with the pins of
 cpu.lock, is what images without an engine install. verify.lock holds the stores that the tests of every KV mode run.
-All are resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other Pythons and
-machines of the same set can use it.
+All are resolved for Python 3.11 on x86-64 Linux; the hashes are those of every file of a release, so that other
+Pythons and machines of the same set can use it.
 """
 
 from __future__ import annotations
