@@ -25,12 +25,15 @@ REAP = "PDQ_REAP"
 DEAD = "PDQ_DEAD"
 WORKERS = "KV_PDQ_WORKERS"
 """The stream behind the key-value bucket PDQ_WORKERS."""
+TENANTS = "KV_PDQ_TENANTS"
+"""The stream behind the key-value bucket PDQ_TENANTS."""
 
 STAGE_STREAM: dict[StageName, str] = {"prefill": PREFILL, "decode": DECODE}
 ROUTER_CONSUMER = "router"
 REAPER_CONSUMER = "reaper"
 
 ALL_WORKERS = "$KV.PDQ_WORKERS.>"
+ALL_TENANTS = "$KV.PDQ_TENANTS.>"
 ALL_DEAD = "pdq.dead.>"
 LIVE_STATES = "pdq.live.*.*.state"
 CANCEL_ALL = "pdq.cancel.*.*"
@@ -150,6 +153,15 @@ def router_key(router: str) -> str:
     return f"$KV.PDQ_WORKERS.router.{router}"
 
 
+def tenant_record(tenant: str) -> str:
+    return f"$KV.PDQ_TENANTS.tenants.{tenant}"
+
+
+def key_record(digest: str) -> str:
+    """Of an API key, by its SHA-256 in hex."""
+    return f"$KV.PDQ_TENANTS.keys.{digest}"
+
+
 def drain(worker: str) -> str:
     """Where a worker hears that it should stop: finish what fits, give back the rest."""
     return f"pdq.ctl.{worker}.drain"
@@ -266,6 +278,17 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             allow_direct=True,
             allow_rollup_hdrs=True,
             allow_msg_ttl=True,
+            deny_delete=True,
+        ),
+        stream(
+            TENANTS,
+            [ALL_TENANTS],
+            retention="limits",
+            # Nothing in it ends by age: a key that is revoked stays, and says so.
+            max_msgs_per_subject=1,
+            max_bytes=64 << 20,
+            allow_direct=True,
+            allow_rollup_hdrs=True,
             deny_delete=True,
         ),
     ]
