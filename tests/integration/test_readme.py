@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import pages
 from tests.stack import MODEL, Stack
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+README = (pages.ROOT / "README.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return pages.blocks(README, language)
 
 
 async def test_the_python_client_prints_an_answer(stack: Stack, tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""The pages of docs/ for each way of use: what they show comes out, what they list is all there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+from pdq import cli, settings, subjects
+from pdq.cli import exits
+
+from tests import pages
+
+DOCS = pages.ROOT / "docs"
+PAGES = ["cli"]
+PAGE_S = 240.0
+"""Far more than a page takes: its last command shows what it hung at."""
+
+
+def text_of(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text("utf-8")
+
+
+def table_of(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading."""
+    _, _, below = text_of(page).partition(f"\n{heading}\n")
+    rows = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)
+    assert rows, f"{page}: no table under {heading}"
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[0].splitlines()[2:]]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The shell of a page: no setting of the caller, a home of its own, no stack left behind."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PDQ_", "OTEL_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+    made = {**kept, "PATH": path, "PDQ_HOME": str(tmp_path / "home"), "COLUMNS": "100"}
+    yield made
+    subprocess.run([sys.executable, "-m", "pdq", "down"], env=made, capture_output=True, timeout=60, check=True)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_comes_out(page: str, tmp_path: Path, environ: dict[str, str]) -> None:
+    text = text_of(page)
+    for name, content in pages.files(text).items():
+        (tmp_path / name).write_text(content, "utf-8")
+    commands = pages.steps(text)
+    assert len(commands) > 5
+    faults = pages.faults(commands, pages.run(commands, tmp_path, environ, PAGE_S))
+    assert not faults, "\n\n".join(faults)
+
+
+def test_every_command_stands_on_the_cli_page_and_is_run_there() -> None:
+    commands = set(_commands(typer.main.get_command(cli.build()), "pdq"))
+    run = " ".join(step.command for step in pages.steps(text_of("cli")))
+    assert {command for command in commands if not re.search(rf"{command}\b", run)} == set()
+
+
+def _commands(command: object, name: str) -> Iterator[str]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield name
+        return
+    for word, one in inner.items():
+        yield from _commands(one, f"{name} {word}")
+
+
+def test_the_cli_page_has_every_exit_code() -> None:
+    told = {int(code) for row in table_of("cli", "## Exit codes") for code in re.findall(r"\d+", row[0])}
+    assert told == {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_names_in_capitals_that_a_page_has_exist(page: str) -> None:
+    streams = {str(stream["name"]) for stream in subjects.streams(settings.LimitSettings().of_streams())}
+    named = set(re.findall(r"\b(?:KV_)?PDQ_[A-Z_]+\b(?!\*)", text_of(page)))
+    # A typing error that a page shows on purpose.
+    assert named - settings.known_variables() - streams <= {"PDQ_TENNANT", "PDQ_LIMIT_"}
+
+
+# ---- the runner itself
+
+
+def run_page(text: str, directory: Path, timeout_s: float = 20) -> list[str]:
+    commands = pages.steps(text)
+    return pages.faults(commands, pages.run(commands, directory, dict(os.environ), timeout_s))
+
+
+def test_a_page_that_tells_the_truth_passes(tmp_path: Path) -> None:
+    page = """
+```console
+$ word=one; echo $word \\
+      two
+one   two
+$ printf 'a\\nb\\nc\\n'
+a
+...
+c
+$ true
+$ false
+$ echo $?
+1
+```
+"""
+    assert run_page(page, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "command, shown",
+    [
+        ("echo one", "two"),
+        ("echo one", ""),
+        ("true", "one"),
+        ("echo one two", "one ... three"),
+        ("false", ""),
+        ("exit 0", ""),
+        ("sleep 60", ""),
+    ],
+)
+def test_a_page_that_does_not_fails(command: str, shown: str, tmp_path: Path) -> None:
+    assert run_page(f"```console\n$ {command}\n{shown}\n```\n", tmp_path, timeout_s=2) != []
