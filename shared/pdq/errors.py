@@ -2,11 +2,13 @@
 
 PdqError
 ├── Rejected            permanent: the request itself is wrong, or must not run; never retried
-│   └── NotDecodable    a message whose body is not what its subject promises
+│   ├── NotDecodable    a message whose body is not what its subject promises
+│   └── Unauthorized    no API key, or one that is not valid (any more)
 ├── Retryable           the same work may succeed later or elsewhere
 │   ├── Unavailable     the broker, an engine or a tier does not answer in time
 │   │   └── NotStored   the broker answers, but does not store: its disk is full, say
-│   └── QueueFull       a queue refuses more work for now
+│   ├── QueueFull       a queue refuses more work for now
+│   └── OverLimit       a tenant is at one of its limits for now
 ├── WrongSequence       a compare-and-set write that lost: read again, then decide
 ├── Interrupted         the work was told to stop (cancel, deadline, a newer claim, shutdown)
 └── Misconfigured       a process cannot start like this; the message says what to change
@@ -42,6 +44,13 @@ class NotDecodable(Rejected):
         super().__init__(message, code=code, param=param)
 
 
+class Unauthorized(Rejected):
+    """No API key, or one that is not valid (any more). The message never quotes the key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="invalid_api_key")
+
+
 class Retryable(PdqError):
     """Work that may succeed when tried again, here or by another worker."""
 
@@ -70,6 +79,19 @@ class QueueFull(Retryable):
     def __init__(self, message: str, *, per_subject: bool = False, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.per_subject = per_subject
+        self.retry_after_s = retry_after_s
+
+
+class OverLimit(Retryable):
+    """A tenant is at one of its limits for now. `limit`: its name, `value`: what it is set to; `retry_after_s`: when the
+    same request would be let in if nothing else came, or a hint where nobody can know."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, limit: str, value: int, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.value = value
         self.retry_after_s = retry_after_s
 
 

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import doctor, exits, explain, kv, operators, output, requests, setup, stack, verify
+from pdq.cli import doctor, exits, explain, kv, operators, output, requests, setup, stack, tenant, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -54,6 +54,7 @@ def build() -> typer.Typer:
     ):
         app.command()(command)
     app.add_typer(operators.dead_commands, name="dead")
+    app.add_typer(tenant.tenant_commands, name="tenant")
     app.add_typer(setup.model_commands, name="model")
     return app
 

@@ -19,7 +19,7 @@ TERMINATED = 143
 
 HELP = """Exit codes: 0 done; 1 failed; 2 wrong usage, bad input, or a request that was rejected;
 3 broker unreachable, or unable to store, or no stack is running; 4 refused for now
-(a queue is full); 5 the deadline passed; 6 cancelled; 7 a stack is running already;
+(a queue is full, a limit is reached); 5 the deadline passed; 6 cancelled; 7 a stack is running already;
 8 `pdq doctor` found a fault; 130 Ctrl-C; 141 the output was closed; 143 SIGTERM."""
 
 BY_CODE = {
@@ -32,6 +32,7 @@ BY_CODE = {
     "interrupted": INTERRUPTED,
     "log_full": REFUSED,
     "queue_full": REFUSED,
+    "rate_limit_exceeded": REFUSED,
     "stack_failed": FAILED,
 }
 
