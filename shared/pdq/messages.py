@@ -38,7 +38,8 @@ LocalCause = Literal["late", "prefill_failed", "no_prefill_worker", "queue_full"
 """Why decode computes a prompt itself that was to be prefilled elsewhere."""
 Priority = Literal["high", "normal", "low"]
 StageName = Literal["prefill", "decode"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""`tool_calls`: the answer called at least one tool, and every call is whole."""
 
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
@@ -62,6 +63,25 @@ def unpack_ids(data: bytes) -> list[int]:
     return ids.tolist()
 
 
+class Tools(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer may call, and whether it must."""
+
+    functions: str
+    """OpenAI's `tools`: a JSON array (its text)."""
+    choice: Literal["auto", "required", "named"] = "auto"
+    name: str = ""
+    """Of a `named` choice: the function that the answer calls."""
+    parallel: bool = True
+    """Whether it may call more than once."""
+    strict: bool = False
+    """Some function is to be called as its schema says, or not at all."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether calls are held to the functions' schemas."""
+        return self.choice != "auto" or self.strict
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens; names and ranges are OpenAI's. `seed` is always set (the router derives one)."""
 
@@ -80,6 +100,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     """Top log probabilities wanted per token (0 = the sampled token's only); None = none."""
+    guide: str = ""
+    """JSON schema (its text) that the answer is held to; empty: the text is free."""
+    tools: Tools | None = None
+    parsed: bool = False
+    """A chat's answer that decode takes apart with the model's parsers: its records have a `delta`."""
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -266,11 +291,39 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     top: tuple[TopLogprob, ...] = ()
 
 
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a tool call. The first of a call has its `id` and `name`, once and whole; `arguments` come in
+    pieces, which join to the text of a JSON object (cut short where the answer is)."""
+
+    index: int
+    """Which call of the answer, from 0. Calls come in order."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What some tokens add to an answer as the model's parsers see it. Joined in order, each field by itself (calls by
+    their index), the deltas of an answer are the whole of it, whoever computed it and however it was batched.
+
+    As a chunk of OpenAI's chat stream: `delta.content`, `delta.reasoning` (vLLM's name for it) and `delta.tool_calls`
+    of `{index, id, type: "function", function: {name, arguments}}`, each left out where it is empty.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[CallDelta, ...] = ()
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One record of `pdq.log.<tenant>.<request>.out`: some tokens of the answer, in order.
 
     `text` is the delta; `ids` (base64 of packed ids) is the truth. A reader goes by `index`: it drops what
     it has, holds what is ahead, and ignores records of an attempt that were stored after a newer claim.
+
+    Where the model's parsers read the answer (`Sampling.parsed`: the request has tools, or the model reasons) every
+    record has a `delta`, an empty one where its tokens show nothing: a reader of messages shows that, and not `text`,
+    which has the model's markup in it. Elsewhere none has, and `text` is the content.
     """
 
     v: int = VERSION
@@ -283,6 +336,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     held: bool = False
     """Text of these tokens is still held back: a character or a stop string is not complete."""
+    delta: Delta | None = None
 
     @classmethod
     def of(
@@ -293,9 +347,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text: str,
         logprobs: tuple[TokenLogprob, ...] | None = None,
         held: bool = False,
+        delta: Delta | None = None,
     ) -> Output:
         packed = base64.b64encode(pack_ids(ids)).decode()
-        return cls(attempt=attempt, index=index, text=text, ids=packed, logprobs=logprobs, held=held)
+        return cls(attempt=attempt, index=index, text=text, ids=packed, logprobs=logprobs, held=held, delta=delta)
 
     def token_ids(self) -> list[int]:
         try:
@@ -388,6 +443,32 @@ class CancelReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     v: int = VERSION
     state: State | None = None
+    error: ErrorInfo | None = None
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many stored messages of a request a purge has removed, by kind."""
+
+    submits: int = 0
+    jobs: int = 0
+    dead_letters: int = 0
+    events: int = 0
+    """Records of its log."""
+
+    @property
+    def total(self) -> int:
+        return self.submits + self.jobs + self.dead_letters + self.events
+
+
+class PurgeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer of the purge endpoint: the event that the request had ended with, and what of it was removed.
+
+    `event` is empty where only dead letters, or nothing but strays, were left of it.
+    """
+
+    v: int = VERSION
+    event: str = ""
+    removed: Removed = Removed()
     error: ErrorInfo | None = None
 
 

@@ -102,6 +102,15 @@ def test_absent_fields_have_openai_s_defaults() -> None:
     assert parse_body(chat(logprobs=True)).num_logprobs() == 0
 
 
+def test_an_answer_is_held_to_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    json_schema = {"name": "a", "schema": schema, "strict": True, "description": "An a."}
+    body = parse_body(chat(response_format={"type": "json_schema", "json_schema": json_schema}))
+    assert json.loads(body.guide()) == schema
+    assert json.loads(parse_body(chat(response_format={"type": "json_object"})).guide()) == {"type": "object"}
+    assert parse_body(completion(response_format={"type": "text"})).guide() == parse_body(chat()).guide() == ""
+
+
 def test_null_counts_as_absent() -> None:
     nulls = dict.fromkeys(("model", "max_tokens", "temperature", "seed", "stop", "logit_bias", "user", "n", "stream"))
     assert parse_body(chat(**nulls)) == parse_body(chat())
@@ -273,11 +282,43 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
     "completion logprobs bool": (completion(logprobs=True), "invalid_type", "logprobs", ("true", "int")),
     "n": (chat(n=4), "unsupported", "n", ("4", "only 1")),
     "n 0": (chat(n=0), "unsupported", "n", ("0", "only 1")),
-    "json mode": (
-        chat(response_format={"type": "json_object"}),
+    "grammar": (
+        chat(response_format={"type": "grammar"}),
         "unsupported",
         "response_format.type",
-        ("'json_object'", "'text'"),
+        ("'grammar'", "'text', 'json_object' and 'json_schema'"),
+    ),
+    "a schema is missing": (
+        chat(response_format={"type": "json_schema"}),
+        "missing_field",
+        "response_format.json_schema",
+        ("needs it",),
+    ),
+    "a schema for nothing": (
+        chat(response_format={"type": "json_object", "json_schema": {"name": "a", "schema": {}}}),
+        "invalid_value",
+        "response_format.json_schema",
+        ("'json_object'",),
+    ),
+    "no schema in it": (
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "a"}}),
+        "missing_field",
+        "response_format.json_schema.schema",
+        ("required",),
+    ),
+    "a schema without a name": (
+        completion(response_format={"type": "json_schema", "json_schema": {"schema": {}}}),
+        "missing_field",
+        "response_format.json_schema.name",
+        ("required",),
+    ),
+    "an odd schema": (
+        completion(
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"type": "x"}}}}
+        ),
+        "invalid_value",
+        "response_format.json_schema.schema.items.type",
+        ("'x'", "array, boolean"),
     ),
     "model number": (chat(model=7), "invalid_type", "model", ("7", "str")),
     "stream string": (chat(stream="yes"), "invalid_type", "stream", ("'yes'", "bool")),

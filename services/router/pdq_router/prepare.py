@@ -127,6 +127,7 @@ def _sampling(body: Body, spec: ModelSpec, prompt_tokens: int, request: str, def
         min_tokens=body.min_tokens,
         logit_bias=_bias(body, spec),
         logprobs=body.num_logprobs(),
+        guide=body.guide(),
     )
 
 

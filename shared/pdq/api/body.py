@@ -16,12 +16,14 @@ import msgspec
 from msgspec import Meta
 
 from pdq.api.refusals import Code, field_name, hidden, refuse, shown
+from pdq.api.schema import check_schema
 from pdq.errors import Rejected
 
 LONGEST_STOP_CHARS = 1024
 MOST_STOP_TOKEN_IDS = 64
 MOST_LOGIT_BIASES = 300
 """Well below what vLLM holds per request (128 and 1024); beyond that its worker dies."""
+ANY_OBJECT = '{"type":"object"}'
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP_CHARS)]
@@ -50,8 +52,38 @@ class Message(_Strict, frozen=True, kw_only=True):
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
+class JsonSchema(_Strict, frozen=True, kw_only=True):
+    """`strict` is accepted, and changes nothing: an answer is always held to its schema."""
+
+    name: Name
+    schema: dict[str, Any]
+    description: str = ""
+    strict: bool | None = None
+
+
 class ResponseFormat(_Strict, frozen=True, kw_only=True):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def guide(self) -> str:
+        """As `Sampling.guide`. Raises Rejected, naming the place in the schema."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise _odd_schema(self)
+        if self.json_schema is not None:
+            return check_schema(self.json_schema.schema, "response_format.json_schema.schema")
+        return ANY_OBJECT if self.type == "json_object" else ""
+
+
+def _odd_schema(given: ResponseFormat) -> Rejected:
+    param = "response_format.json_schema"
+    if given.json_schema is None:
+        return refuse("missing_field", param, "response_format has no json_schema; its type 'json_schema' needs it")
+    return refuse("invalid_value", param, f"{param} is given; it needs the type 'json_schema', not {given.type!r}")
+
+
+class StreamOptions(_Strict, frozen=True, kw_only=True):
+    include_usage: bool = False
+    """Over HTTP: one more chunk at the end tells the tokens used."""
 
 
 class _Common(_Strict, frozen=True, kw_only=True):
@@ -71,10 +103,11 @@ class _Common(_Strict, frozen=True, kw_only=True):
     logit_bias: Annotated[dict[str, Any], Meta(max_length=MOST_LOGIT_BIASES)] = {}
     """Token id in decimal digits → -100..100; checked by `bias`."""
     n: int = 1
+    """Answers wanted; more than one only over HTTP, where each becomes a request of its own."""
     response_format: ResponseFormat | None = None
 
     stream: bool = False
-    stream_options: dict[str, Any] = {}
+    stream_options: StreamOptions | None = None
     user: str = ""
     metadata: dict[str, Any] = {}
 
@@ -84,6 +117,10 @@ class _Common(_Strict, frozen=True, kw_only=True):
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def guide(self) -> str:
+        """As `Sampling.guide`. Raises Rejected, naming the place in a schema."""
+        return self.response_format.guide() if self.response_format else ""
 
     def bias(self) -> dict[int, float]:
         """`logit_bias` by token id. Raises Rejected, naming the entry."""
@@ -123,8 +160,11 @@ NOT_SERVED = frozenset(
 """Fields of OpenAI's and vLLM's APIs that people will try: refused as `unsupported`, not as unknown."""
 
 
-def parse_body(raw: bytes) -> Body:
-    """A submitted body, checked as far as it can be without a model. Raises Rejected, and nothing else."""
+def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
+    """A submitted body, checked as far as it can be without a model; its `n` is at most `most_choices`.
+
+    Raises Rejected, and nothing else.
+    """
     document = _decode(raw)
     if not isinstance(document, dict):
         raise refuse("invalid_json", None, f"body is {hidden(document)}; expected a JSON object")
@@ -136,7 +176,7 @@ def parse_body(raw: bytes) -> Body:
     except msgspec.ValidationError as exc:
         # Not chained: msgspec's message holds the value in full.
         raise _explained(fields, str(exc)) from None
-    _check(body)
+    _check(body, most_choices)
     return body
 
 
@@ -218,7 +258,8 @@ def _missing(parent: str, name: str) -> Rejected:
 def _refused_choice(param: str, described: str) -> Rejected:
     if param.endswith(".role"):
         return refuse("unknown_role", param, f"{described}; expected one of system, user, assistant")
-    return refuse("unsupported", param, f"{described}; only 'text' is served")
+    served = "'text', 'json_object' and 'json_schema' are" if param.startswith("response_format") else "'text' is"
+    return refuse("unsupported", param, f"{described}; only {served} served")
 
 
 def _value_at(value: Any, path: str) -> Any:
@@ -231,15 +272,17 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-def _check(body: Body) -> None:
+def _check(body: Body, most_choices: int) -> None:
     """Rules between fields, and those of one value only."""
-    if body.n != 1:
-        raise refuse("unsupported", "n", f"n is {shown(body.n)}; only 1 is served")
+    if not 1 <= body.n <= most_choices:
+        expected = "only 1 is served" if most_choices == 1 else f"expected 1 to {most_choices}"
+        raise refuse("unsupported", "n", f"n is {shown(body.n)}; {expected}")
     if isinstance(body, ChatBody):
         _check_chat(body)
     elif not body.prompt:
         raise refuse("empty_prompt", "prompt", "prompt is empty; expected at least one character or token id")
     body.bias()
+    body.guide()
 
 
 def _check_chat(body: ChatBody) -> None:

@@ -19,6 +19,8 @@ def carries_state(sampling: Sampling) -> bool:
         or sampling.frequency_penalty
         or sampling.min_tokens
         or sampling.stop
+        or sampling.guide
+        or (sampling.tools is not None and sampling.tools.guided)
         or (sampling.seeded and sampling.temperature > 0)
     )
 
