@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
-from pdq.errors import Rejected, Unavailable
+from pdq.errors import PdqError, Rejected, Unavailable
 from pdq.log import Transcript, to_event
 from pdq.messages import CancelReply, Event, ReadPage, ReadRequest, State, decode_json, encode_json
 
@@ -27,6 +27,8 @@ ORDER_HEADER = "Pdq-Order"
 REPLAY_HEADER = "Pdq-Replay-Of"
 
 ENDPOINT_TIMEOUT_S = 5.0
+ABANDON_TIMEOUT_S = 4.0
+ABANDON_RETRY_S = 0.2
 CATCH_UP_S = 3.0
 """A follower that hears nothing for so long asks the read endpoint: a live copy can be lost."""
 RETRY_S = 0.25
@@ -116,6 +118,14 @@ class Client:
         """End a request; returns the state it is in then. Raises Unavailable."""
         answer = await self._bus.request(subjects.cancel(self.tenant, request), b"", timeout_s=ENDPOINT_TIMEOUT_S)
         return decode_json(answer, CancelReply)
+
+    async def abandon(self, request: str) -> None:
+        """Cancel a request that was just submitted and that nobody waits for any more: the router may not have seen it
+        yet. Bounded, and raises nothing: what cannot be cancelled ends by itself."""
+        with contextlib.suppress(PdqError, TimeoutError):
+            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+                while (await self.cancel(request)).state is None:  # noqa: ASYNC110
+                    await asyncio.sleep(ABANDON_RETRY_S)
 
     @contextlib.asynccontextmanager
     async def follow(self, request: str, *, after: int = 0, catch_up: bool = True) -> AsyncIterator[Follower]:

@@ -126,6 +126,24 @@ class WorkerSettings(Group, frozen=True, kw_only=True):
     max_attempts: int = 3
     drain_s: float = 20.0
     stall_s: float = 120.0
+class GatewaySettings(Group, frozen=True, kw_only=True):
+    """The OpenAI-compatible HTTP front. Its largest body is PDQ_LIMIT_MAX_MSG_BYTES, as a body is one message."""
+
+    prefix: ClassVar[str] = "GATEWAY_"
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port; it is logged."""
+    keep_alive_s: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    """How long a stream may be silent before a comment shows that it lives: less than any proxy on the way waits."""
+    accept_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """How long a router may take to route a request; after that the answer is `unavailable`."""
+    stall_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """A client that neither reads nor sends for so long, where it should, counts as gone."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 20.0
+    """How long answers may go on after the stop signal; the requests themselves go on in any case."""
+
+
     """Work that makes no progress for so long is given up, and retried elsewhere."""
 
 
@@ -267,6 +285,10 @@ class Models(msgspec.Struct, frozen=True):
 
 def load_models(path: str | Path) -> Models:
     """Parse models.toml (`[models.<slug>]` tables). Raises Misconfigured, naming the file and the field."""
+    def find(self, name: str) -> ModelSpec | None:
+        """By slug, or by public id."""
+        return self.get(name) or next((spec for spec in self.by_slug.values() if spec.id == name), None)
+
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
@@ -303,6 +325,7 @@ that `pdq trace` asks, and the log level."""
 S = TypeVar("S", bound=Group)
 
 
+    GatewaySettings,
 def variable(group: type[Group], field: str) -> str:
     return f"PDQ_{group.prefix}{field.upper()}"
 

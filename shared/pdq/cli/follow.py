@@ -10,7 +10,7 @@ from pdq.cli.answer import Answer
 from pdq.cli.output import OutputClosed, OutputFailed
 from pdq.cli.prompt import Ask
 from pdq.client import Client, Follower
-from pdq.errors import PdqError, Rejected, Unavailable
+from pdq.errors import Rejected, Unavailable
 from pdq.messages import Event
 
 Write = Callable[[str], None]
@@ -20,8 +20,6 @@ LONGEST_S = 86_400.0
 """Follow at most so long what has no deadline known here; the request's own deadline ends it much earlier."""
 GRACE_S = 30.0
 """An end may come so much later than the deadline."""
-CANCEL_TIMEOUT_S = 4.0
-CANCEL_RETRY_S = 0.2
 
 
 async def submit(
@@ -46,7 +44,8 @@ async def submit(
             )
             await _take_all(client, follower, answer, write, after=0, timeout_s=_bound(ask.deadline_s))
         except (asyncio.CancelledError, OutputClosed, OutputFailed):
-            await _cancel(client, answer)
+            with contextlib.suppress(asyncio.CancelledError):
+                await client.abandon(answer.request)
             raise
 
 
@@ -90,14 +89,6 @@ async def _whole(client: Client, request: str) -> list[Event]:
         events.extend(page.events)
         if not page.more:
             return events
-
-
-async def _cancel(client: Client, answer: Answer) -> None:
-    """Tell the router, bounded; it may not have seen the request yet."""
-    with contextlib.suppress(PdqError, TimeoutError, asyncio.CancelledError):
-        async with asyncio.timeout(CANCEL_TIMEOUT_S):
-            while (await client.cancel(answer.request)).state is None:  # noqa: ASYNC110
-                await asyncio.sleep(CANCEL_RETRY_S)
 
 
 async def cancel(client: Client, request: str) -> str:

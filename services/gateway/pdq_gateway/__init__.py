@@ -1,0 +1,1 @@
+"""The gateway service: OpenAI's HTTP API over the request log."""

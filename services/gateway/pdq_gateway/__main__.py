@@ -1,0 +1,77 @@
+"""`python -m pdq_gateway`: OpenAI's HTTP API. Settings: `PDQ_*` (pdq.settings)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdq import settings as config
+from pdq.bus import Bus, connected
+from pdq.errors import Unavailable
+from pdq.service import Check, HealthServer, log_settings, run
+from pdq.telemetry import Metrics, Telemetry
+
+from pdq_gateway.app import make_app
+from pdq_gateway.front import Front
+from pdq_gateway.gateway import Gateway
+from pdq_gateway.metrics import GatewayMetrics
+from pdq_gateway.server import serve
+
+
+class Service:
+    """The parts of a gateway, wired."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.bus_settings = config.load(config.BusSettings)
+        self.limits = config.load(config.LimitSettings)
+        self.http = config.load(config.HttpSettings)
+        self.gateway = config.load(config.GatewaySettings)
+        self.trace = config.load(config.TelemetrySettings)
+        log_settings(self.bus_settings, self.limits, self.http, self.gateway, self.trace)
+        self.models = config.load_models(config.models_path())
+        self.tenant = config.tenant()
+        self.name = config.worker_id(config.load(config.WorkerSettings), "gateway")
+        self.metrics = Metrics(self.models.by_slug)
+        self.stop = stop
+        self.bus: Bus | None = None
+
+    async def run(self) -> None:
+        telemetry = Telemetry.start("gateway", self.trace, self.name)
+        checks = [Check("broker", self._check_broker)]
+        try:
+            async with (
+                HealthServer(self.http, self.metrics, checks, self.stop),
+                connected(self.bus_settings, f"pdq-{self.name}", self.stop) as bus,
+            ):
+                await self._serve(bus, telemetry)
+        finally:
+            await asyncio.to_thread(telemetry.close)
+
+    async def _serve(self, bus: Bus, telemetry: Telemetry) -> None:
+        gateway = Gateway(
+            bus=bus,
+            telemetry=telemetry,
+            settings=self.gateway,
+            limits=self.limits,
+            models=self.models,
+            tenant=self.tenant,
+            over=asyncio.Event(),
+        )
+        app = Front(make_app(gateway), GatewayMetrics(self.metrics))
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(bus.watch(self.stop))
+            self.bus = bus
+            await serve(app, self.gateway, self.stop, gateway.over)
+            watching.cancel()
+
+    async def _check_broker(self) -> None:
+        if self.bus is None:
+            raise Unavailable("not connected to the broker yet")
+        await self.bus.check()
+
+
+async def main(stop: asyncio.Event) -> None:
+    await Service(stop).run()
+
+
+if __name__ == "__main__":
+    run("gateway", main)
