@@ -89,7 +89,7 @@ def _s3(root: Path) -> Iterator[Shared]:
     (root / "s3.json").write_text(json.dumps({"identities": [identity]}))
     (root / "weed").mkdir()
     line = [_script("weed"), "server", "-dir", str(root / "weed"), "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    line += ["-s3", f"-s3.config={root}/s3.json", "-master.telemetry=false", "-volume.max=20"]
+    line += ["-s3", f"-s3.config={root}/s3.json", "-master.telemetry=false", "-volume.max=100"]
     line += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     line += ["-master.volumeSizeLimitMB=64", "-debug.port", str(free_port())]
     line += [f"-{name}.port={port}" for name, port in ports.items()]

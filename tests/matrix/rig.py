@@ -150,9 +150,11 @@ class Rig:
         return found
 
     def _lost_tokens(self) -> float:
-        names = ("promised", "loaded", "local")
-        promised, *had = (self.stack.metric(self.decode, f"pdq_kv_{name}_tokens_total") for name in names)
-        return promised - sum(had)
+        """Of one scrape: between two, a request may be counted."""
+        samples = re.findall(
+            r"(?m)^pdq_kv_(promised|loaded|local)_tokens_total\S* (\S+)$", self.decode.get("/metrics")[1]
+        )
+        return sum(float(value) if name == "promised" else -float(value) for name, value in samples)
 
     def clear_memory(self, server: KvServer) -> None:
         """Empty a server's own memory, but for what is being loaded."""
