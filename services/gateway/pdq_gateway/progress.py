@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from pdq.api.answers import total
 from pdq.log import Piece, Transcript
-from pdq.messages import ErrorInfo, Event, State, TokenLogprob, Usage
+from pdq.messages import Delta, ErrorInfo, Event, State, TokenLogprob, Usage
 
 from pdq_gateway.errors import Failed, failed
 
@@ -34,6 +34,8 @@ class Choice:
         self.offset = 0
         self.submitted = False
         """By this gateway; it may still be another's that had the name first."""
+        self.deltas: list[Delta] = []
+        """Where the model's parsers read the answer: all that they made of it."""
         self.transcript = Transcript()
         self._digest = hashlib.sha256(body).hexdigest() if body is not None else ""
 
@@ -64,6 +66,7 @@ class Choice:
         self.check_own(state)
         pieces = self.transcript.feed(event)
         self.seq = event.seq
+        self.deltas += deltas_of(pieces)
         self.offset += sum(len(entry.token) for piece in pieces for entry in piece.logprobs or ())
         if state is None:
             return Step(event.seq, pieces=tuple(pieces), offset=offset)
@@ -84,6 +87,10 @@ class Choice:
             raise Failed(state.error or ErrorInfo(code=state.event, message=f"the request {state.event}"))
         if not self.transcript.complete():
             raise failed("internal_error", "the answer in the log is not whole")
+
+
+def deltas_of(pieces: Sequence[Piece]) -> list[Delta]:
+    return [piece.delta for piece in pieces if piece.delta is not None]
 
 
 def usage_of(choices: Sequence[Choice]) -> Usage:

@@ -8,24 +8,24 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 from pdq.api.answers import (
-    AnswerMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatDelta,
     Completion,
     CompletionChoice,
-    Delta,
-    FinishReason,
     Unfinished,
+    chat_delta,
     chat_logprobs,
     completion_logprobs,
+    message,
 )
 from pdq.api.body import ChatBody, CompletionBody
 from pdq.log import Piece
-from pdq.messages import TokenLogprob, Usage
+from pdq.messages import FinishReason, TokenLogprob, Usage
 
-from pdq_gateway.progress import Choice, Step
+from pdq_gateway.progress import Choice, Step, deltas_of
 
 encode = msgspec.json.Encoder().encode
 
@@ -72,12 +72,12 @@ class ChatShape:
     body = ChatBody
 
     def chunk(self, head: Head, index: int, step: Step) -> bytes | None:
-        delta = Delta(role="assistant", content="") if step.opened else delta_of(step.pieces)
+        delta = ChatDelta(role="assistant", content="") if step.opened else delta_of(step.pieces)
         logprobs = chat_logprobs(joined_logprobs(step.pieces))
         finish_reason = _reason(step)
-        if delta is None and logprobs is None and finish_reason is None:
+        if not delta and logprobs is None and finish_reason is None:
             return None
-        choice = ChatChunkChoice(index=index, delta=delta or Delta(), logprobs=logprobs, finish_reason=finish_reason)
+        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return encode(
             ChatChunk(id=head.id, created=head.created, model=head.model, choices=(choice,), usage=head.no_usage)
         )
@@ -89,7 +89,7 @@ class ChatShape:
         made = tuple(
             ChatChoice(
                 index=choice.index,
-                message=message_of(choice),
+                message=message(choice.transcript.text, choice.deltas),
                 logprobs=chat_logprobs(choice.logprobs),
                 finish_reason=_reason_of(choice),
             )
@@ -138,15 +138,9 @@ class CompletionShape:
 CHAT, COMPLETION = ChatShape(), CompletionShape()
 
 
-def delta_of(pieces: Sequence[Piece]) -> Delta | None:
-    """What some output of the log adds to a chat's message; None: nothing that can be seen."""
-    text = "".join(piece.text for piece in pieces)
-    return Delta(content=text) if text else None
-
-
-def message_of(choice: Choice) -> AnswerMessage:
-    """A chat's whole message: all its deltas together."""
-    return AnswerMessage(content=choice.transcript.text)
+def delta_of(pieces: Sequence[Piece]) -> ChatDelta:
+    """What some output of the log adds to a chat's message; false where nothing of it can be seen."""
+    return chat_delta("".join(piece.text for piece in pieces), deltas_of(pieces))
 
 
 def joined_logprobs(pieces: Sequence[Piece]) -> list[TokenLogprob] | None:

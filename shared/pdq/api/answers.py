@@ -12,9 +12,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pdq.messages import TokenLogprob, TopLogprob, Usage
-
-FinishReason = Literal["stop", "length"]
+from pdq import messages
+from pdq.messages import CallDelta, FinishReason, TokenLogprob, TopLogprob, Usage
 
 
 class _Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +101,51 @@ def _by_token(entry: TokenLogprob) -> dict[str, float]:
 # ---- chat completions
 
 
+class Function(_Shape, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+    """JSON as text; cut short where the answer is."""
+
+
+class ToolCall(_Shape, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: Function
+
+
 class AnswerMessage(_Shape, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
+    """Null where the answer consists of calls."""
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCall, ...] | UnsetType = UNSET
+
+
+def message(text: str, deltas: Sequence[messages.Delta]) -> AnswerMessage:
+    """A whole message. `deltas`: what the model's parsers made of the answer; none: its text is the content."""
+    if not deltas:
+        return AnswerMessage(content=text)
+    calls = _calls([call for delta in deltas for call in delta.tool_calls])
+    content = "".join(delta.content for delta in deltas)
+    return AnswerMessage(
+        content=content or (None if calls else ""),
+        reasoning="".join(delta.reasoning for delta in deltas) or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _calls(deltas: Sequence[CallDelta]) -> tuple[ToolCall, ...]:
+    """Whole calls, of their pieces in order."""
+    first: dict[int, CallDelta] = {}
+    arguments: dict[int, str] = {}
+    for delta in deltas:
+        first.setdefault(delta.index, delta)
+        arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+    return tuple(
+        ToolCall(id=call.id, function=Function(name=call.name, arguments=arguments[index]))
+        for index, call in first.items()
+    )
 
 
 class ChatChoice(_Shape, frozen=True, kw_only=True):
@@ -125,16 +165,56 @@ class ChatCompletion(_Shape, frozen=True, kw_only=True):
     usage: Usage
 
 
-class Delta(_Shape, frozen=True, kw_only=True):
+class FunctionDelta(_Shape, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(_Shape, frozen=True, kw_only=True):
+    """A piece of a call; the first has its id, type and name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class ChatDelta(_Shape, frozen=True, kw_only=True):
     """What is new of a message; only that is there."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+
+    def __bool__(self) -> bool:
+        return self != NO_DELTA
+
+
+NO_DELTA = ChatDelta()
+
+
+def chat_delta(text: str, deltas: Sequence[messages.Delta]) -> ChatDelta:
+    """What some output adds to a message; the arguments as for `message`."""
+    if not deltas:
+        return ChatDelta(content=text or UNSET)
+    return ChatDelta(
+        content="".join(delta.content for delta in deltas) or UNSET,
+        reasoning="".join(delta.reasoning for delta in deltas) or UNSET,
+        tool_calls=tuple(_call_delta(call) for delta in deltas for call in delta.tool_calls) or UNSET,
+    )
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    function = FunctionDelta(name=call.name or UNSET, arguments=call.arguments)
+    return ToolCallDelta(
+        index=call.index, id=call.id or UNSET, type="function" if call.id else UNSET, function=function
+    )
 
 
 class ChatChunkChoice(_Shape, frozen=True, kw_only=True):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 

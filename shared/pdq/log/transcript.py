@@ -12,7 +12,7 @@ import hashlib
 
 import msgspec
 
-from pdq.messages import Event, Output, State, TokenLogprob, pack_ids
+from pdq.messages import Delta, Event, Output, State, TokenLogprob, pack_ids
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -22,6 +22,8 @@ class Piece(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
+    delta: Delta | None = None
+    """As the record has it: what it adds to an answer that the model's parsers read."""
 
 
 class Transcript:
@@ -33,6 +35,8 @@ class Transcript:
         self.ids: list[int] = []
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
+        self.parsed: Parsed | None = None
+        """The answer as the model's parsers see it, where they read it."""
         self.state: State | None = None
         self.clean = (0, 0)
         """Tokens, and characters of their text, up to the last place where no text was held back."""
@@ -81,10 +85,13 @@ class Transcript:
     def _readable(self) -> list[Piece]:
         pieces = []
         while (out := self._ahead.pop(len(self.ids), None)) is not None:
-            piece = Piece(len(self.ids), tuple(out.token_ids()), out.text, out.logprobs)
+            piece = Piece(len(self.ids), tuple(out.token_ids()), out.text, out.logprobs, out.delta)
             self.ids.extend(piece.ids)
             self.text += piece.text
             self.logprobs.extend(piece.logprobs or ())
+            if out.delta is not None:
+                self.parsed = self.parsed or Parsed()
+                self.parsed.add(out.delta)
             if not out.held:
                 self.clean = (len(self.ids), len(self.text))
             pieces.append(piece)
