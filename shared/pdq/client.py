@@ -18,7 +18,7 @@ from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import PdqError, Rejected, Unavailable
 from pdq.log import Transcript, to_event
-from pdq.messages import CancelReply, Event, ReadPage, ReadRequest, State, decode_json, encode_json
+from pdq.messages import CancelReply, Event, PurgeReply, ReadPage, ReadRequest, State, decode_json, encode_json
 
 REQUEST_HEADER = "Pdq-Request"
 DEADLINE_HEADER = "Pdq-Deadline"
@@ -27,6 +27,8 @@ ORDER_HEADER = "Pdq-Order"
 REPLAY_HEADER = "Pdq-Replay-Of"
 
 ENDPOINT_TIMEOUT_S = 5.0
+PURGE_TIMEOUT_S = 15.0
+"""A purge cancels first, and looks for the request among those that wait."""
 ABANDON_TIMEOUT_S = 4.0
 ABANDON_RETRY_S = 0.2
 CATCH_UP_S = 3.0
@@ -126,6 +128,15 @@ class Client:
             async with asyncio.timeout(ABANDON_TIMEOUT_S):
                 while (await self.cancel(request)).state is None:  # noqa: ASYNC110
                     await asyncio.sleep(ABANDON_RETRY_S)
+
+    async def purge(self, request: str) -> PurgeReply:
+        """End a request and remove all that is stored of it; says what was removed. Raises Unavailable.
+
+        As with `cancel`, what is wrong is in the reply's `error`: `not_found` when there is nothing of it, also after
+        an earlier purge; `unavailable` when it may be half done, and is to be asked for again.
+        """
+        answer = await self._bus.request(subjects.purge(self.tenant, request), b"", timeout_s=PURGE_TIMEOUT_S)
+        return decode_json(answer, PurgeReply)
 
     @contextlib.asynccontextmanager
     async def follow(self, request: str, *, after: int = 0, catch_up: bool = True) -> AsyncIterator[Follower]:

@@ -38,6 +38,7 @@ ALL_DEAD = "pdq.dead.>"
 LIVE_STATES = "pdq.live.*.*.state"
 CANCEL_ALL = "pdq.cancel.*.*"
 READ_ALL = "pdq.read.*.*"
+PURGE_ALL = "pdq.purge.*.*"
 
 NANOSECONDS = 1_000_000_000
 
@@ -130,8 +131,17 @@ def cancel(tenant: str, request: str) -> str:
     return f"pdq.cancel.{tenant}.{request}"
 
 
+def purge(tenant: str, request: str) -> str:
+    return f"pdq.purge.{tenant}.{request}"
+
+
 def dead(stage: str, model: str, tenant: str, request: str) -> str:
     return f"pdq.dead.{stage}.{model}.{tenant}.{request}"
+
+
+def any_dead(tenant: str, request: str) -> str:
+    """Filter for the dead letters of one request, whatever their stage and model."""
+    return f"pdq.dead.*.*.{tenant}.{request}"
 
 
 def timer(tenant: str, request: str) -> str:
@@ -165,6 +175,12 @@ def key_record(digest: str) -> str:
 def drain(worker: str) -> str:
     """Where a worker hears that it should stop: finish what fits, give back the rest."""
     return f"pdq.ctl.{worker}.drain"
+
+
+def inbox(key: str) -> str:
+    """Where answers to a user of the broker come, by its public key: of all services in one account none hears those of
+    another."""
+    return f"_INBOX_{key[:13]}"
 
 
 def workers_of(stage: StageName, model: str) -> str:

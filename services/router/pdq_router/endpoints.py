@@ -1,17 +1,31 @@
-"""What a tenant may ask of the router: to read a request's log, and to cancel a request."""
+"""What a tenant may ask of the router: to read a request's log, to cancel a request, and to purge one."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.errors import PdqError
+from pdq.errors import PdqError, Rejected
 from pdq.log import Entry, RequestLog, first, follow
-from pdq.messages import CancelReply, ErrorInfo, Event, ReadPage, ReadRequest, State, decode_json, encode_json
+from pdq.messages import (
+    CancelReply,
+    ErrorInfo,
+    Event,
+    PurgeReply,
+    ReadPage,
+    ReadRequest,
+    State,
+    decode_json,
+    encode_json,
+)
 
 from pdq_router.endings import Endings, running
+from pdq_router.erasure import Erasure
+
+log = logging.getLogger("pdq.router")
 
 GRACE_S = 2.0
 """How long a worker that was told to stop may take to end the request itself."""
@@ -25,14 +39,20 @@ class Endpoints:
         self._bus = bus
         self._endings = endings
         self._log = RequestLog(bus)
+        self._erasure = Erasure(bus, self.cancel)
 
     async def start(self) -> None:
-        for subject, answer in ((subjects.READ_ALL, self._read), (subjects.CANCEL_ALL, self._cancel)):
+        served = (
+            (subjects.READ_ALL, self._read),
+            (subjects.CANCEL_ALL, self._cancel),
+            (subjects.PURGE_ALL, self._purge),
+        )
+        for subject, answer in served:
             await self._bus.patiently(partial(self._bus.serve, subject, QUEUE_GROUP, answer))
 
     async def _read(self, subject: str, data: bytes) -> bytes:
-        _, _, tenant, request = subject.split(".")
         try:
+            tenant, request = _whose(subject)
             wanted = decode_json(data or b"{}", ReadRequest)
             page = await self._log.read(tenant, request, after=wanted.after, limit=wanted.limit)
         except PdqError as exc:
@@ -40,15 +60,26 @@ class Endpoints:
         return encode_json(_bounded(page))
 
     async def _cancel(self, subject: str, data: bytes) -> bytes:
-        _, _, tenant, request = subject.split(".")
         try:
+            tenant, request = _whose(subject)
             state = await self.cancel(tenant, request)
         except PdqError as exc:
             return encode_json(CancelReply(error=ErrorInfo(code=exc.code, message=str(exc))))
         if state is None:
-            error = ErrorInfo(code="not_found", message=f"no request {request}")
-            return encode_json(CancelReply(error=error))
+            return encode_json(CancelReply(error=_not_found(request)))
         return encode_json(CancelReply(state=state))
+
+    async def _purge(self, subject: str, data: bytes) -> bytes:
+        try:
+            tenant, request = _whose(subject)
+            reply = await self._erasure.purge(tenant, request)
+        except PdqError as exc:
+            return encode_json(PurgeReply(error=ErrorInfo(code=exc.code, message=str(exc))))
+        if reply is None:
+            return encode_json(PurgeReply(error=_not_found(request)))
+        fields = {"action": "router.purged", "request_id": request, "num_removed": reply.removed.total}
+        log.info("purged", extra=fields)
+        return encode_json(reply)
 
     async def cancel(self, tenant: str, request: str) -> State | None:
         """End a request and return its final state; None: there is none. Raises Unavailable.
@@ -77,6 +108,21 @@ class Endpoints:
             entry = await self._log.current(tenant, request)
             if entry is None or entry.state.ended:
                 return
+
+
+def _whose(subject: str) -> tuple[str, str]:
+    """Tenant and request of an endpoint's subject.
+
+    Raises Rejected for what names more than one: the server delivers a request to `pdq.cancel.t.*` too.
+    """
+    _, _, tenant, request = subject.split(".")
+    if not subjects.is_token(tenant) or not subjects.is_token(request):
+        raise Rejected("tenant and request must match [A-Za-z0-9_-]{1,64}", code="invalid_request_id")
+    return tenant, request
+
+
+def _not_found(request: str) -> ErrorInfo:
+    return ErrorInfo(code="not_found", message=f"no request {request}")
 
 
 def _cancelling(newest: Entry | None) -> State | None:

@@ -13,7 +13,7 @@ import time
 from pdq import subjects
 from pdq.bus import Bus, Delivery, Stored
 from pdq.errors import Retryable
-from pdq.log import RequestLog
+from pdq.log import RequestLog, erase
 from pdq.messages import ErrorInfo
 from pdq.stage.dead import DeadLetters
 from pdq.stage.delegation import leave_to_decode
@@ -21,6 +21,7 @@ from pdq.stage.run import Run
 from pdq.telemetry import Metrics
 
 from pdq_router.endings import Endings, running
+from pdq_router.erasure import accepted
 
 log = logging.getLogger("pdq.router")
 
@@ -52,14 +53,19 @@ class Reaper:
     async def _due(self, delivery: Delivery) -> None:
         *_, tenant, request = delivery.subject.split(".")
         entry = await self._log.current(tenant, request)
-        late = time.time() - (entry.state.deadline if entry else 0.0)
-        if entry is not None and not entry.state.ended and late < 0:
+        if entry is None or (entry.state.ended and not accepted(entry.state)):
+            # It was purged.
+            await erase(self._bus, tenant, request)
+            await delivery.ack()
+            return
+        late = time.time() - entry.state.deadline
+        if not entry.state.ended and late < 0:
             await delivery.nak(min(-late, 1.0) + 0.01)
             return
-        if entry is not None and not entry.state.ended and running(entry.state) and late < GRACE_S:
+        if not entry.state.ended and running(entry.state) and late < GRACE_S:
             await delivery.nak(GRACE_S - late)
             return
-        if entry is not None and not entry.state.ended:
+        if not entry.state.ended:
             error = ErrorInfo(code="deadline_exceeded", message="the deadline passed while the request waited")
             await self._endings.end(tenant, request, "expired", error=error)
             log.info("expired", extra={"action": "reaper.expired", "request_id": request})
@@ -78,6 +84,7 @@ class Reaper:
         where = subjects.parse_job(stored.subject)
         message = f"the {where.stage} message was delivered {deliveries} times and never settled"
         error = ErrorInfo(code="too_many_deliveries", message=message)
+        known = await self._log.current(where.tenant, where.request)
         await self._dead.bury(
             where.stage,
             where.tenant,
@@ -92,4 +99,7 @@ class Reaper:
         if stream != subjects.PREFILL or not await leave_to_decode(
             self._log, self._metrics, where.tenant, where.request, error
         ):
-            await self._endings.end(where.tenant, where.request, "failed", error=error)
+            ended = await self._endings.end(where.tenant, where.request, "failed", error=error)
+            if known is not None and ended is None:
+                # It was purged meanwhile, and goes with its letter.
+                await erase(self._bus, where.tenant, where.request)

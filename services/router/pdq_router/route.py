@@ -17,7 +17,7 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus, Delivery
 from pdq.errors import QueueFull, Rejected, Retryable
-from pdq.log import UNREAD, Entry, Known, RequestLog, first, follow
+from pdq.log import UNREAD, Entry, Known, RequestLog, erase, first, follow
 from pdq.messages import (
     AskedOrder,
     DecodeJob,
@@ -313,7 +313,10 @@ class Router:
             return follow(newest.state, "failed", error=error)
 
         entry = await self._log.update(submit.tenant, submit.request, failing)
-        if entry is not None:
+        if entry is None:
+            # It was purged meanwhile, and goes with the letter that it may have by now.
+            await erase(self._bus, submit.tenant, submit.request)
+        else:
             state = entry.state
             self._metrics.ended(state.model, state.order, state.event, state.lasted_s)
         await self._timers.stop(submit.tenant, submit.request)

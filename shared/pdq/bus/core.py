@@ -140,13 +140,15 @@ class Bus(Connection):
             raise Unavailable(f"purge of {subject} in {stream}: {exc}") from exc
         return int(answer.get("purged", 0))
 
-    async def delete(self, stream: str, seq: int) -> None:
-        """Delete one message; one that is gone already is fine. Raises Unavailable."""
+    async def delete(self, stream: str, seq: int, *, erase: bool = False) -> bool:
+        """Delete one message; returns whether it was there. erase: overwrite it in the store. Raises Unavailable."""
         try:
-            await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+            await self.api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": not erase})
         except ApiError as exc:
             if exc.code != DELETE_FAILED:
                 raise Unavailable(f"delete of {seq} in {stream}: {exc}") from exc
+            return False
+        return True
 
     # ---- JetStream: read
 

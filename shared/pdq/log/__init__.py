@@ -4,6 +4,7 @@ Two subjects per request in one stream: `state` is a register written by compare
 output, published with counted acknowledgements. Readers follow the live copy and resume by sequence.
 """
 
+from pdq.log.erasure import erase, erase_jobs
 from pdq.log.output import OutputWriter
 from pdq.log.register import UNREAD, Change, Entry, Known, RequestLog, first, follow, to_event
 from pdq.log.transcript import Piece, Transcript
@@ -17,6 +18,8 @@ __all__ = [
     "Piece",
     "RequestLog",
     "Transcript",
+    "erase",
+    "erase_jobs",
     "first",
     "follow",
     "to_event",

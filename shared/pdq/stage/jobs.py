@@ -17,13 +17,14 @@ def stage_of(job: Job) -> StageName:
 async def publish_job(bus: Bus, job: Job, headers: Mapping[str, str]) -> None:
     """Queue a job. That it is queued already, or was a moment ago, is success.
 
-    Ids are shared by a whole stream, so the tenant is part of them. Raises QueueFull when the queue as a
-    whole is full, or Unavailable.
+    Message ids are shared by a whole stream, so the tenant is part of them; and the deadline, which is another when a
+    request that was purged is submitted again. Raises QueueFull when the queue as a whole is full, or Unavailable.
     """
     stage = stage_of(job)
     subject = subjects.job(stage, job.model, job.priority, job.tenant, job.request)
+    msg_id = f"{job.tenant}.{job.request}.{stage}.{job.deadline:f}"
     try:
-        await bus.publish(subject, encode_job(job), msg_id=f"{job.tenant}.{job.request}.{stage}", headers=dict(headers))
+        await bus.publish(subject, encode_job(job), msg_id=msg_id, headers=dict(headers))
     except QueueFull as exc:
         if not exc.per_subject:
             raise

@@ -90,6 +90,9 @@ class Settlement:
                 work.span.end("ended")
                 self._note(work, "ended elsewhere")
                 await work.delivery.ack()
+                if work.writer is not None:
+                    work.writer.close()
+                await self.unclaimed.erase_purged(work.job.tenant, work.job.request)
             case Interrupted(cause="drain"):
                 work.span.end("drain")
                 await self._release(work, "drain")
@@ -192,6 +195,9 @@ class Settlement:
             lost = claims.owns(newest, self._stage, work.attempt)
             if lost or newest is None:
                 raise Interrupted(lost or "ended")
+            if newest.state.submit_seq != work.state.submit_seq:
+                # Ours was purged, and its name used again.
+                raise Interrupted("ended")
             if newest.state.event == "cancelling":
                 if self._delegated(newest.state):
                     raise Interrupted("cancelled")

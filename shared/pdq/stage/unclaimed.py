@@ -7,7 +7,7 @@ import logging
 from pdq import subjects
 from pdq.bus import Bus, Delivery
 from pdq.errors import NotDecodable, Unavailable
-from pdq.log import Change, Entry, RequestLog, first, follow
+from pdq.log import Change, Entry, RequestLog, erase, first, follow
 from pdq.messages import ErrorInfo, Job, StageName, State
 from pdq.stage import claims
 from pdq.stage.dead import DeadLetters
@@ -43,27 +43,38 @@ class Unclaimed:
         if delegated:
             await drop_prefill(self._bus, tenant, request)
 
+    async def erase_purged(self, tenant: str, request: str) -> None:
+        """Remove what was written of a request after it was purged. A sweep comes later anyway, so this may fail."""
+        try:
+            if await self._log.current(tenant, request) is None:
+                await erase(self._bus, tenant, request)
+        except Unavailable as exc:
+            log.debug("what was written of %s after its purge stays: %s", request, exc)
+
     async def undecodable(self, delivery: Delivery, exc: NotDecodable) -> None:
         """A job nobody can read: the subject names the request, which fails."""
-        await self.give_up(delivery, ErrorInfo(code=exc.code, message=str(exc)))
+        await self.give_up(delivery, ErrorInfo(code=exc.code, message=str(exc)), known=False)
 
-    async def give_up(self, delivery: Delivery, error: ErrorInfo, *, trace: str = "") -> None:
-        """Nobody will do this job: a dead letter, and the request fails, unless decode can do without."""
+    async def give_up(self, delivery: Delivery, error: ErrorInfo, *, trace: str = "", known: bool = True) -> None:
+        """Nobody will do this job: a dead letter, and the request fails, unless decode can do without.
+
+        known: the log had the request; if it has not any more, it was purged, and the letter goes too.
+        """
         where = subjects.parse_job(delivery.subject)
         await self.bury(delivery, where.request, error, trace=trace)
         if self._stage != "prefill" or not await leave_to_decode(
             self._log, self._metrics, where.tenant, where.request, error, self._worker
         ):
-            await self.fail(delivery, error)
+            await self._fail(delivery, error, known)
         await delivery.term(error.code)
 
-    async def fail(self, delivery: Delivery, error: ErrorInfo) -> None:
-        """End the request of a job as `failed`, unless it has ended; a request nobody knows begins with it."""
+    async def _fail(self, delivery: Delivery, error: ErrorInfo, known: bool) -> None:
+        """End the request of a job as `failed`, unless it has ended; one that nobody knew begins with it."""
         where = subjects.parse_job(delivery.subject)
 
         def failing(newest: Entry | None) -> State | None:
             if newest is None:
-                return first("failed", model=where.model, error=error)
+                return None if known else first("failed", model=where.model, error=error)
             return None if newest.state.ended else claims.failed(newest.state, error)
 
         await self._end(where.tenant, where.request, failing)
@@ -80,7 +91,9 @@ class Unclaimed:
 
     async def _end(self, tenant: str, request: str, change: Change) -> None:
         entry, ours = await self._log.end(tenant, request, change)
-        if entry is not None and ours:
+        if entry is None:
+            await erase(self._bus, tenant, request)
+        elif ours:
             self.count_end(entry.state)
         await self.tidy(tenant, request, delegated=entry is not None and claims.delegated(entry.state))
 
