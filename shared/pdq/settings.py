@@ -38,6 +38,18 @@ class BusSettings(Group, frozen=True, kw_only=True):
     user: str = ""
     password: str = ""
     nkey_seed: str = ""
+    """The user's secret (`SU...`), where accounts are in use."""
+    nkey_file: str = ""
+    """The file that holds it, instead."""
+    inbox_prefix: str = ""
+    """Subjects under which answers come; empty: those of the nkey, else `_INBOX`."""
+    tls_ca: str = ""
+    """File of certificates (PEM) that the broker's own must come from; nothing is said to a broker without TLS. Empty:
+    those the system trusts, where the broker has TLS."""
+    tls_cert: str = ""
+    """File with the certificate (PEM) that a broker asks for which verifies its clients."""
+    tls_key: str = ""
+    """File with that certificate's key; empty: it is in the same file."""
     connect_timeout_s: float = 60.0
     """How long a service waits for the broker at its start, saying so, before it gives up."""
     publish_timeout_s: float = 15.0

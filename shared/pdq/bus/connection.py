@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 
 import nats
 import nats.errors
-from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from pdq.bus import identity
 from pdq.bus.cancel import heeding_cancel
 from pdq.bus.wire import Stored
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
@@ -57,7 +57,9 @@ class Connection:
         self.closed = asyncio.Event()
         """Set when the connection is gone for good: the process must end."""
         self.reconnects = 0
-        self._nc = NatsClient()
+        self._nc = identity.GuardedClient()
+        self._connecting = False
+        self._refusals = 0
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._reported: tuple[str, float] = ("", 0.0)
@@ -93,24 +95,23 @@ class Connection:
                 raise Interrupted("drain")
 
     async def _try_to_connect(self) -> None:
+        self._connecting, self._refusals = True, 0
         try:
             with heeding_cancel():
                 async with asyncio.timeout(5):
                     await self._connect_once()
-        except (nats.errors.AuthorizationError, nats.errors.InvalidUserCredentialsError) as exc:
-            raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
+        except Misconfigured:
+            self._closing = True
+            await self._nc.close()
+            raise
         except (nats.errors.Error, OSError, TimeoutError) as exc:
-            if "authorization" in str(exc).lower():
-                raise Misconfigured(f"the broker at {self.place} refuses these credentials") from exc
             raise Unavailable(f"no broker at {self.place}: {type(exc).__name__}") from exc
+        finally:
+            self._connecting = False
 
     async def _connect_once(self) -> None:
-        self._nc = NatsClient()
-        options: dict[str, Any] = {}
-        if self.settings.user:
-            options |= {"user": self.settings.user, "password": self.settings.password}
-        if self.settings.nkey_seed:
-            options["nkeys_seed_str"] = self.settings.nkey_seed
+        given = identity.options(self.settings)
+        self._nc = identity.GuardedClient()
         await self._nc.connect(
             self.settings.url.split(","),
             name=self.name,
@@ -125,7 +126,7 @@ class Connection:
             reconnected_cb=self._reconnected,
             disconnected_cb=self._disconnected,
             closed_cb=self._on_closed,
-            **options,
+            **given,
         )
 
     @property
@@ -271,6 +272,11 @@ class Connection:
     # ---- connection events
 
     async def _on_error(self, exc: Exception) -> None:
+        """The client library's errors. While it connects, and would try for ever, raising here ends that."""
+        if self._connecting and (why := identity.refusal(exc)):
+            self._refusals += 1
+            if self._refusals >= len(self.settings.url.split(",")):
+                raise Misconfigured(f"the broker at {self.place} {why}") from exc
         # The client library reports the same trouble many times a second while a broker is away.
         text = f"{type(exc).__name__}: {exc}"
         if self._reported[0] != text or time.monotonic() - self._reported[1] > 10:
@@ -290,4 +296,8 @@ class Connection:
             callback()
 
     async def _on_closed(self) -> None:
+        if not self._closing:
+            exc = self._nc.last_error
+            why = (exc is not None and identity.refusal(exc)) or f"has closed this connection: {exc}"
+            log.error("the broker at %s %s", self.place, why)
         self.closed.set()

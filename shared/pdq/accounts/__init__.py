@@ -1,0 +1,13 @@
+"""Who may do what on the broker: roles, tenants, their keys, and the nats-server configuration made of them.
+
+Services that work on requests share the account PDQ, each with the rights of its role. Everybody who only asks (a
+tenant, the gateway, an operator) has an account of its own, which imports just the subjects it may use: over an import
+the broker replaces the reply subject, so that nobody can make it write its answer where he may not write himself.
+"""
+
+from pdq.accounts.config import render
+from pdq.accounts.keyring import Keyring
+from pdq.accounts.keys import public_key
+from pdq.accounts.roles import ASKING, ROLES, WORKING, Asking, Role, Working
+
+__all__ = ["ASKING", "ROLES", "WORKING", "Asking", "Keyring", "Role", "Working", "public_key", "render"]

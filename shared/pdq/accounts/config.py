@@ -1,0 +1,95 @@
+"""The `accounts` block of nats-server's configuration, as text. Pure.
+
+The server's format takes JSON as it is, so that no name or subject needs an escape of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdq import subjects
+from pdq.accounts.roles import ASKING, WORKING, Imports, Rights, asking, tenant, working
+
+ACCOUNT = "PDQ"
+"""Where the services are, and JetStream."""
+HEADER = """\
+# Accounts and users of pdq, by their public keys. Made by `pdq nats accounts`, which writes it anew: change nothing here.
+# Include it from nats-server's configuration, and have the server read it again after every change:
+#   nats-server --signal reload
+"""
+
+Keys = Sequence[str]
+"""Public keys of one role or tenant; more than one while they are replaced."""
+
+
+def render(roles: Mapping[str, Keys], tenants: Mapping[str, Keys]) -> str:
+    """The text of accounts.conf, from public keys by role and by tenant; a role without keys is left out."""
+    outside = {role.upper(): (asking(role), roles.get(role, ())) for role in ASKING}
+    outside |= {tenant_account(name): (tenant(name), keys) for name, keys in tenants.items()}
+    outside = {name: (imports, keys) for name, (imports, keys) in outside.items() if keys}
+    accounts: dict[str, Any] = {
+        ACCOUNT: {
+            "jetstream": "enabled",
+            "users": [_user(key, working(role)) for role in WORKING for key in roles.get(role, ())],
+            "exports": _exports({name: imports for name, (imports, _) in outside.items()}),
+        }
+    }
+    for name, (imports, keys) in outside.items():
+        rights = rights_of(imports)
+        accounts[name] = {"users": [_user(key, rights) for key in keys], "imports": _imports(imports)}
+    names = {key: name for found in (roles, tenants) for name, keys in found.items() for key in keys}
+    return f"{HEADER}\naccounts: {_named(json.dumps(accounts, indent=2), names)}\n"
+
+
+def tenant_account(name: str) -> str:
+    return f"TENANT_{name}"
+
+
+def rights_of(imports: Imports) -> Rights:
+    """What a user of an account may do who may use all its imports; answers come to the inbox that any client has."""
+    return Rights((*imports.calls, *imports.ranges), (*imports.streams, "_INBOX.>"))
+
+
+def _named(text: str, names: Mapping[str, str]) -> str:
+    """With a comment on each key that tells whose it is."""
+    return re.sub(r'^( *)"nkey": "(\w+)"', lambda found: f"{found[1]}# {names[found[2]]}\n{found[0]}", text, flags=re.M)
+
+
+def _user(key: str, rights: Rights) -> dict[str, Any]:
+    return {
+        "nkey": key,
+        "permissions": {
+            "publish": {"allow": list(rights.publish)},
+            "subscribe": {"allow": [f"{subjects.inbox(key)}.>", *rights.subscribe]},
+        },
+    }
+
+
+def _exports(accounts: Mapping[str, Imports]) -> list[dict[str, Any]]:
+    """Each subject once, with the accounts that may import it."""
+    calls = _by_subject({name: imports.calls for name, imports in accounts.items()})
+    ranges = _by_subject({name: imports.ranges for name, imports in accounts.items()})
+    streams = _by_subject({name: imports.streams for name, imports in accounts.items()})
+    return [
+        *({"service": subject, "accounts": names} for subject, names in calls.items()),
+        *({"service": subject, "accounts": names, "response_type": "stream"} for subject, names in ranges.items()),
+        *({"stream": subject, "accounts": names} for subject, names in streams.items()),
+    ]
+
+
+def _by_subject(accounts: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for account, taken in accounts.items():
+        for subject in taken:
+            names.setdefault(subject, []).append(account)
+    return names
+
+
+def _imports(imports: Imports) -> list[dict[str, Any]]:
+    return [
+        *({"service": {"account": ACCOUNT, "subject": subject}} for subject in (*imports.calls, *imports.ranges)),
+        *({"stream": {"account": ACCOUNT, "subject": subject}} for subject in imports.streams),
+    ]
