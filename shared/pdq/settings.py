@@ -126,18 +126,6 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     slots: int = 32
 
 
-class WorkerSettings(Group, frozen=True, kw_only=True):
-    prefix: ClassVar[str] = "WORKER_"
-
-    id: str = ""
-    """Empty: host name, role and process id."""
-    model: str = ""
-    """Slug of the model in models.toml; empty: its only one."""
-    slots: int = 8
-    """Requests claimed at one time; never more than the engine runs."""
-    max_attempts: int = 3
-    drain_s: float = 20.0
-    stall_s: float = 120.0
 class GatewaySettings(Group, frozen=True, kw_only=True):
     """The OpenAI-compatible HTTP front. Its largest body is PDQ_LIMIT_MAX_MSG_BYTES, as a body is one message."""
 
@@ -156,6 +144,18 @@ class GatewaySettings(Group, frozen=True, kw_only=True):
     """How long answers may go on after the stop signal; the requests themselves go on in any case."""
 
 
+class WorkerSettings(Group, frozen=True, kw_only=True):
+    prefix: ClassVar[str] = "WORKER_"
+
+    id: str = ""
+    """Empty: host name, role and process id."""
+    model: str = ""
+    """Slug of the model in models.toml; empty: its only one."""
+    slots: int = 8
+    """Requests claimed at one time; never more than the engine runs."""
+    max_attempts: int = 3
+    drain_s: float = 20.0
+    stall_s: float = 120.0
     """Work that makes no progress for so long is given up, and retried elsewhere."""
 
 
@@ -285,6 +285,10 @@ class Models(msgspec.Struct, frozen=True):
     def get(self, slug: str) -> ModelSpec | None:
         return self.by_slug.get(slug)
 
+    def find(self, name: str) -> ModelSpec | None:
+        """By slug, or by public id."""
+        return self.get(name) or next((spec for spec in self.by_slug.values() if spec.id == name), None)
+
     def one(self, slug: str) -> ModelSpec:
         """The model named, or the only one when `slug` is empty. Raises Misconfigured."""
         names = ", ".join(sorted(self.by_slug))
@@ -297,10 +301,6 @@ class Models(msgspec.Struct, frozen=True):
 
 def load_models(path: str | Path) -> Models:
     """Parse models.toml (`[models.<slug>]` tables). Raises Misconfigured, naming the file and the field."""
-    def find(self, name: str) -> ModelSpec | None:
-        """By slug, or by public id."""
-        return self.get(name) or next((spec for spec in self.by_slug.values() if spec.id == name), None)
-
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
@@ -325,6 +325,7 @@ GROUPS: tuple[type[Group], ...] = (
     TelemetrySettings,
     HttpSettings,
     RouterSettings,
+    GatewaySettings,
     WorkerSettings,
     EngineSettings,
     KvSettings,
@@ -337,7 +338,6 @@ that `pdq trace` asks, and the log level."""
 S = TypeVar("S", bound=Group)
 
 
-    GatewaySettings,
 def variable(group: type[Group], field: str) -> str:
     return f"PDQ_{group.prefix}{field.upper()}"
 
