@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pdq.messages import FinishReason, Promise, Sampling, TokenLogprob
+from pdq.messages import Delta, FinishReason, Promise, Sampling, TokenLogprob
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +98,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """One per id, when asked for."""
     held: bool = False
     """Whether text is still held back after these tokens."""
+    delta: Delta | None = None
+    """Where the answer is parsed: what these tokens add to it. A function of the tokens alone, as all deltas joined are;
+    counted from the answer's start, so the first ones after `Work.shown` bring what those shown add."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

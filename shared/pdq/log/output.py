@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pdq import subjects
 from pdq.bus import Outbox
 from pdq.errors import Rejected
+from pdq.log.parsed import Parsed
 from pdq.log.transcript import Transcript
-from pdq.messages import Output, TokenLogprob, encode_json, pack_ids
+from pdq.messages import Delta, Output, TokenLogprob, encode_json, pack_ids
 
 BATCH_TOKENS = 16
 BATCH_S = 0.025
@@ -45,6 +46,10 @@ class OutputWriter:
         self._logprobs: list[TokenLogprob] = shown.logprobs[: begin[0]]
         self._compared = len(self.ids)
         self._held = False
+        self._parsed: Parsed | None = None
+        self._published_parsed = shown.parsed or Parsed()
+        self._unpublished: Delta | None = None
+        """What the answer as parsed has beyond what was published."""
         self._published_ids = len(shown.ids)
         self._published_text = len(shown.text)
         self._published_at = 0.0
@@ -52,14 +57,27 @@ class OutputWriter:
         self._publishing: asyncio.Task[None] | None = None
 
     async def write(
-        self, ids: Sequence[int], text: str, logprobs: Sequence[TokenLogprob] | None, held: bool = False
+        self,
+        ids: Sequence[int],
+        text: str,
+        logprobs: Sequence[TokenLogprob] | None,
+        held: bool = False,
+        delta: Delta | None = None,
     ) -> None:
-        """Take the next tokens. Raises Rejected (`diverged`) where they differ from what was shown."""
+        """Take the next tokens. Raises Rejected (`diverged`) where they differ from what was shown.
+
+        delta: what they add to the answer as parsed, counted from the answer's start: those of the tokens that the
+        attempt goes on from come with its first ones.
+        """
         self._held = held
+        if delta is not None:
+            self._parsed = self._parsed or Parsed()
+            self._parsed.add(delta)
         self.ids.extend(ids)
         self._text += text
         self._logprobs.extend(logprobs or ())
         self._compare()
+        self._compare_parsed()
         waiting = len(self.ids) - self._published_ids
         if waiting <= 0:
             return
@@ -103,6 +121,14 @@ class OutputWriter:
                 raise self._diverged(place)
             self._compared = place + 1
 
+    def _compare_parsed(self) -> None:
+        """Another reading of the same tokens (by another version of a parser) is another answer too."""
+        if self._parsed is not None:
+            try:
+                self._unpublished = self._parsed.since(self._published_parsed)
+            except ValueError as exc:
+                raise self._diverged(len(self.ids)) from exc
+
     def _diverged(self, place: int) -> Rejected:
         return Rejected(
             f"a second attempt computed another answer from token {place} on; the first one was shown already",
@@ -119,11 +145,15 @@ class OutputWriter:
         text = self._text[self._published_text :]
         if end <= start:
             return
+        delta = self._unpublished
         # Taken before anything is awaited, so that no other batch can take the same tokens.
         self._published_ids, self._published_text = end, max(self._published_text, len(self._text))
         self._published_at = time.monotonic()
+        if delta is not None:
+            self._published_parsed.add(delta)
+            self._unpublished = Delta()
         logprobs = tuple(self._logprobs[start:end]) or None
-        record = Output.of(self._attempt, start, self.ids[start:end], text, logprobs, self._held)
+        record = Output.of(self._attempt, start, self.ids[start:end], text, logprobs, self._held, delta)
         await self._channel.send(encode_json(record))
 
     def _cancel_timer(self) -> None:

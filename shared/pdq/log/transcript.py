@@ -12,6 +12,7 @@ import hashlib
 
 import msgspec
 
+from pdq.log.parsed import Parsed
 from pdq.messages import Delta, Event, Output, State, TokenLogprob, pack_ids
 
 

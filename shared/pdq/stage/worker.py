@@ -182,7 +182,7 @@ class StageWorker:
         async def emit(tokens: Tokens) -> None:
             assert work.writer is not None
             run.progress()
-            await work.writer.write(tokens.ids, tokens.text, tokens.logprobs, tokens.held)
+            await work.writer.write(tokens.ids, tokens.text, tokens.logprobs, tokens.held, tokens.delta)
 
         shown = tuple(work.writer.ids) if work.writer is not None else ()
         attempt = Attempt(
