@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.main
 from pdq import cli, settings, subjects
+from pdq.api.refusals import Code
 from pdq.cli import exits
+from pdq.messages import StateEvent
 
 from tests import pages
 
 DOCS = pages.ROOT / "docs"
-PAGES = ["cli"]
+PAGES = ["cli", "nats"]
 PAGE_S = 240.0
 """Far more than a page takes: its last command shows what it hung at."""
 
@@ -73,6 +76,13 @@ def _commands(command: object, name: str) -> Iterator[str]:
 def test_the_cli_page_has_every_exit_code() -> None:
     told = {int(code) for row in table_of("cli", "## Exit codes") for code in re.findall(r"\d+", row[0])}
     assert told == {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+
+
+def test_the_nats_page_has_every_event_and_every_refusal() -> None:
+    events = [row[0].strip("`") for row in table_of("nats", "## The log")]
+    assert events == list(get_args(StateEvent))
+    told = " ".join(row[0] for row in table_of("nats", "## Errors"))
+    assert set(get_args(Code)) <= set(re.findall(r"`(\w+)`", told))
 
 
 @pytest.mark.parametrize("page", PAGES)
