@@ -42,6 +42,10 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 """`tool_calls`: the answer called at least one tool, and every call is whole."""
 
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+"""What a client may ask for, most urgent first."""
+Lane = Literal["high", "normal", "low", "excess"]
+LANES: tuple[Lane, ...] = (*PRIORITIES, "excess")
+"""The queues of a model: one of each priority, and one behind them for what is over a tenant's fair share."""
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
@@ -246,6 +250,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: dict[str, float] = {}
     """Of a `routed`: what the order was decided from."""
     prompt_tokens: int = 0
+    max_tokens: int = 0
+    """The most that may be generated."""
+    lane: str = ""
+    """The Lane of its jobs, where that is not its priority's."""
     prefix: str = ""
     """Hash of the prompt's whole chunks, 16 hex digits; empty: it has none. Other tenants and models have others."""
     prefer: str = ""
