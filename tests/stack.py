@@ -39,6 +39,11 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
         self.ready_s = 30.0
 
+    @property
+    def api(self) -> str:
+        """Where a gateway serves OpenAI's API."""
+        return f"http://127.0.0.1:{self.environment['PDQ_GATEWAY_PORT']}/v1"
+
     def start(self) -> None:
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
@@ -119,6 +124,8 @@ class Stack:
         }
 
     def add(self, module: str, **more: str) -> Service:
+        if module == "pdq_gateway":
+            more = {"PDQ_GATEWAY_PORT": str(free_port()), **more}
         service = Service(module, self.directory, self.environment(f"{module}-{len(self.services)}", **more))
         self.services.append(service)
         return service

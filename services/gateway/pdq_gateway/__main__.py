@@ -6,6 +6,7 @@ import asyncio
 
 from pdq import settings as config
 from pdq.bus import Bus, connected
+from pdq.client import Client
 from pdq.errors import Unavailable
 from pdq.service import Check, HealthServer, log_settings, run
 from pdq.telemetry import Metrics, Telemetry
@@ -14,7 +15,11 @@ from pdq_gateway.app import make_app
 from pdq_gateway.front import Front
 from pdq_gateway.gateway import Gateway
 from pdq_gateway.metrics import GatewayMetrics
-from pdq_gateway.server import serve
+from pdq_gateway.server import Server, make_server, serve
+
+NOBODY = "nobody"
+"""A request that there is not: whoever answers for it would answer for any."""
+ROUTER_S = 1.0
 
 
 class Service:
@@ -33,10 +38,15 @@ class Service:
         self.metrics = Metrics(self.models.by_slug)
         self.stop = stop
         self.bus: Bus | None = None
+        self.server: Server | None = None
 
     async def run(self) -> None:
         telemetry = Telemetry.start("gateway", self.trace, self.name)
-        checks = [Check("broker", self._check_broker)]
+        checks = [
+            Check("broker", self._check_broker),
+            Check("http", self._check_http),
+            Check("router", self._check_router, required=False, bound_s=ROUTER_S),
+        ]
         try:
             async with (
                 HealthServer(self.http, self.metrics, checks, self.stop),
@@ -59,14 +69,24 @@ class Service:
         app = Front(make_app(gateway), GatewayMetrics(self.metrics))
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(bus.watch(self.stop))
-            self.bus = bus
-            await serve(app, self.gateway, self.stop, gateway.over)
+            self.bus, self.server = bus, make_server(app, self.gateway)
+            await serve(self.server, self.gateway, self.stop, gateway.over)
             watching.cancel()
 
     async def _check_broker(self) -> None:
         if self.bus is None:
             raise Unavailable("not connected to the broker yet")
         await self.bus.check()
+
+    async def _check_http(self) -> None:
+        if self.server is None or not self.server.started:
+            raise Unavailable("not listening yet")
+
+    async def _check_router(self) -> None:
+        """Degraded where none answers, not unready: each gateway would be, and a client would learn nothing."""
+        await self._check_broker()
+        assert self.bus is not None
+        await Client(self.bus, self.tenant).read(NOBODY, limit=1)
 
 
 async def main(stop: asyncio.Event) -> None:

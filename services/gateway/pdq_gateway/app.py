@@ -6,13 +6,11 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 from litestar import Litestar, Request, Response, get, post
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
-from pdq import __version__
 from pdq.api.answers import ModelCard, ModelList
 from pdq.client import Client
 from pdq.errors import PdqError
@@ -22,6 +20,7 @@ from pdq_gateway.ask import Ask, check_place, find_model, read_ask, read_name, r
 from pdq_gateway.errors import Refusal, failed, refusal
 from pdq_gateway.exchange import Exchange
 from pdq_gateway.gateway import Gateway
+from pdq_gateway.openapi import document
 from pdq_gateway.retrieval import Retrieval
 from pdq_gateway.routes import not_served
 from pdq_gateway.shapes import CHAT, COMPLETION, Shape
@@ -61,6 +60,11 @@ async def list_models(request: Http) -> ModelList:
 @get("/v1/models/{id:path}")
 async def get_model(request: Http, id: str) -> ModelCard:
     return _card(find_model(_gateway(request).models, id.removeprefix("/")))
+
+
+@get("/openapi.json", media_type="application/json")
+async def get_openapi(request: Http) -> bytes:
+    return msgspec.json.encode(document())
 
 
 def _card(spec: ModelSpec) -> ModelCard:
@@ -147,7 +151,15 @@ def _refused(refused: Refusal) -> Response[bytes]:
     return Response(refused.body, status_code=refused.status, media_type="application/json", headers=headers)
 
 
-HANDLERS = [create_chat_completion, create_completion, get_chat_completion, get_completion, list_models, get_model]
+HANDLERS = [
+    create_chat_completion,
+    create_completion,
+    get_chat_completion,
+    get_completion,
+    list_models,
+    get_model,
+    get_openapi,
+]
 
 
 def make_app(gateway: Gateway) -> Litestar:
@@ -156,8 +168,6 @@ def make_app(gateway: Gateway) -> Litestar:
         state=State({"gateway": gateway}),
         exception_handlers={PdqError: _on_error, HTTPException: _on_http, Exception: _on_unexpected},
         request_max_body_size=gateway.limits.max_msg_bytes,
-        openapi_config=OpenAPIConfig(
-            title="pdq", version=__version__, path="/", render_plugins=[JsonRenderPlugin(path="/openapi.json")]
-        ),
+        openapi_config=None,
         logging_config=None,
     )

@@ -23,19 +23,16 @@ IDLE_S = 75.0
 
 
 class Server(uvicorn.Server):
+    """`started`: it listens."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are the service's."""
         yield
 
 
-async def serve(app: Any, settings: GatewaySettings, stop: asyncio.Event, over: asyncio.Event) -> None:
-    """Serve until `stop`; then take no more, let answers go on for the drain time, and set `over`.
-
-    Raises Misconfigured when the address is taken.
-    """
-    listening = _listen(settings)
-    host, port = listening.getsockname()[:2]
+def make_server(app: Any, settings: GatewaySettings) -> Server:
+    """For an ASGI application."""
     _quiet()
     config = uvicorn.Config(
         app,
@@ -50,7 +47,16 @@ async def serve(app: Any, settings: GatewaySettings, stop: asyncio.Event, over: 
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=int(settings.drain_s + 2 * BREAK_OFF_S),
     )
-    server = Server(config)
+    return Server(config)
+
+
+async def serve(server: Server, settings: GatewaySettings, stop: asyncio.Event, over: asyncio.Event) -> None:
+    """Serve until `stop`; then take no more, let answers go on for the drain time, and set `over`.
+
+    Raises Misconfigured when the address is taken.
+    """
+    listening = _listen(settings)
+    host, port = listening.getsockname()[:2]
     log.info("serving", extra={"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"})
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve([listening]))
