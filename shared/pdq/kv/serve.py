@@ -17,7 +17,7 @@ from typing import Any
 from pdq import settings
 from pdq.addresses import is_loopback
 from pdq.errors import Misconfigured, Unavailable
-from pdq.kv import keys, pool, serde, server
+from pdq.kv import keys, nixl, pool, serde, server
 from pdq.kv.keeper import Keeper, Redis
 from pdq.kv.pool import Pool
 from pdq.settings import KvServerSettings, KvSettings, WorkerSettings
@@ -74,6 +74,8 @@ def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
 
     from pdq.kv import holdings
 
+    if kv.mode == "p2p":
+        nixl.pause()
     quota_bytes = int(sizes.tenant_gb * (1 << 30))
     lookups = holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)
     redis = redis_of(store)
