@@ -26,7 +26,7 @@ from pdq.engines.factory import create
 from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
 from pdq.kv.contract import read_key, salt
-from pdq.messages import PRIORITIES, DecodeJob, DrainReply, StageName, WorkerBeat, encode_json, unpack_ids
+from pdq.messages import LANES, DecodeJob, DrainReply, StageName, WorkerBeat, encode_json, unpack_ids
 from pdq.service import Check, HealthServer, log_settings
 from pdq.stage import Handler, Loop, StageWorker
 from pdq.stage.costs import CostMeter
@@ -91,9 +91,9 @@ async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: async
             host.bus = bus
             await bus.check_consumers(
                 [
-                    (subjects.STAGE_STREAM[stage], subjects.consumer(spec.slug, p))
+                    (subjects.STAGE_STREAM[stage], subjects.consumer(spec.slug, lane))
                     for stage in stages
-                    for p in PRIORITIES
+                    for lane in LANES
                 ]
             )
             async with host.engine_running(), host.parts(telemetry) as parts:
@@ -106,8 +106,8 @@ async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: async
 
 
 def _consumers(stage: StageName, model: str) -> list[tuple[str, str]]:
-    """(stream, consumer) of each priority, most urgent first."""
-    return [(subjects.STAGE_STREAM[stage], subjects.consumer(model, priority)) for priority in PRIORITIES]
+    """(stream, consumer) of each lane, most urgent first."""
+    return [(subjects.STAGE_STREAM[stage], subjects.consumer(model, lane)) for lane in LANES]
 
 
 class _Parts(msgspec.Struct, frozen=True):

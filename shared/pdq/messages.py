@@ -128,7 +128,7 @@ class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     request: str
     tenant: str
     model: str
-    priority: Priority = "normal"
+    priority: Lane = "normal"
     deadline: float
     """Unix time in seconds, from the broker's stored time of the submit message."""
     prompt: bytes
@@ -147,7 +147,7 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     request: str
     tenant: str
     model: str
-    priority: Priority = "normal"
+    priority: Lane = "normal"
     deadline: float
     prompt: bytes
     sampling: Sampling
@@ -252,8 +252,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     max_tokens: int = 0
     """The most that may be generated."""
-    lane: str = ""
-    """The Lane of its jobs, where that is not its priority's."""
+    lane: Lane | Literal[""] = ""
+    """That of its jobs, where that is not its priority's."""
     prefix: str = ""
     """Hash of the prompt's whole chunks, 16 hex digits; empty: it has none. Other tenants and models have others."""
     prefer: str = ""

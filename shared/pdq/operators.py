@@ -90,7 +90,8 @@ async def replay(bus: Bus, letter: Letter) -> Submitted:
         encode_json(completion_of(job)),
         model=job.model,
         request=new_request_id(),
-        priority=job.priority,
+        # Whether it is over its tenant's share is decided anew.
+        priority="" if job.priority == "excess" else job.priority,
         headers=headers,
     )
 

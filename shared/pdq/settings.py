@@ -121,6 +121,9 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     default_max_tokens: int = 256
     queue_limit: int = 1_000
     """Waiting jobs of one stage, model and priority; more are refused as `queue_full`."""
+    fair_share: Annotated[int, msgspec.Meta(ge=0)] = 32
+    """Requests of one tenant, model and priority that wait in the lane of their priority, where there are several
+    tenants; what is over waits behind all others. 0: everybody waits in one."""
     known_positions: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     """Places in prompts that a router remembers as likely cached, some 200 bytes each."""
     slots: int = 32

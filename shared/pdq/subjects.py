@@ -12,7 +12,7 @@ import hashlib
 import re
 from typing import Any, NamedTuple
 
-from pdq.messages import PRIORITIES, Priority, StageName
+from pdq.messages import LANES, Lane, StageName
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 RESERVED_REQUEST = re.compile(r"s-\d+\Z")
@@ -71,8 +71,8 @@ def parse_submit(subject: str) -> SubmitSubject:
     return SubmitSubject(tenant, model)
 
 
-def job(stage: StageName, model: str, priority: Priority, tenant: str, request: str) -> str:
-    return f"pdq.{stage}.{model}.{priority}.{tenant}.{request}"
+def job(stage: StageName, model: str, lane: Lane, tenant: str, request: str) -> str:
+    return f"pdq.{stage}.{model}.{lane}.{tenant}.{request}"
 
 
 class JobSubject(NamedTuple):
@@ -187,9 +187,9 @@ def workers_of(stage: StageName, model: str) -> str:
     return f"$KV.PDQ_WORKERS.{stage}.{model}.*"
 
 
-def consumer(model: str, priority: Priority) -> str:
-    """Durable consumer of one model and priority, in the stream of a stage."""
-    return f"{model}-{priority}"
+def consumer(model: str, lane: Lane) -> str:
+    """Durable consumer of one model and lane, in the stream of a stage."""
+    return f"{model}-{lane}"
 
 
 class Limits(NamedTuple):
@@ -340,9 +340,9 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
     ]
     for stage, stream_name in STAGE_STREAM.items():
         for model in models:
-            for priority in PRIORITIES:
-                filter_subject = f"pdq.{stage}.{model}.{priority}.*.*"
-                specs.append(ConsumerSpec(stream_name, pull(consumer(model, priority), filter_subject)))
+            for lane in LANES:
+                filter_subject = f"pdq.{stage}.{model}.{lane}.*.*"
+                specs.append(ConsumerSpec(stream_name, pull(consumer(model, lane), filter_subject)))
     return specs
 
 

@@ -450,7 +450,7 @@ def test_missing_and_paused_consumers() -> None:
 def test_consumers_of_a_model_that_init_does_not_know_yet() -> None:
     both = Models({"m": SPEC, "new": replace(SPEC, slug="new")})
     missing = [found.subject for found in streams.consumers(facts(models=both)) if found.severity == "fail"]
-    assert len(missing) == 6 and all("/new-" in name for name in missing)
+    assert len(missing) == 8 and all("/new-" in name for name in missing)
 
 
 def test_a_log_that_is_shorter_than_a_request_and_one_that_is_full() -> None:

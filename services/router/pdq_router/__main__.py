@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from pdq import settings as config
 from pdq import subjects
@@ -14,6 +13,10 @@ from pdq.stage import Admit, Loop
 from pdq.stage.dead import DeadLetters
 from pdq.telemetry import Metrics, Telemetry
 from pdq.telemetry.broker import BrokerMetrics
+from pdq.tenants import Directory
+from pdq.tenants.feed import Feed
+from pdq.tenants.limiter import Limiter
+from pdq.tenants.usage import TenantUsage
 
 from pdq_router.admission import Admission
 from pdq_router.canary import sing
@@ -23,10 +26,13 @@ from pdq_router.gauges import Gauges
 from pdq_router.prefixes import Prefixes
 from pdq_router.reaper import Reaper
 from pdq_router.route import Router
+from pdq_router.shares import Shares
 from pdq_router.tokens import Tokenizer, load_tokenizer
 
 DRAIN_S = 10.0
 STALL_S = 60.0
+LATE_S = 60.0
+"""How long after the longest deadline nothing is under way any more."""
 
 
 class Service:
@@ -70,7 +76,11 @@ class Service:
         endings = Endings(bus, self.metrics)
         admission = Admission(bus, self.router.queue_limit)
         prefixes = Prefixes(self.router.known_positions)
-        await bus.patiently(partial(prefixes.start, bus))
+        tenants, usage = Directory(bus), TenantUsage(self.limits.max_deadline_s + LATE_S)
+        await tenants.start()
+        feed = Feed(bus, usage, prefixes.hear)
+        await bus.patiently(feed.start)
+        shares = Shares(usage, Limiter(usage, tenants.limits), tenants.others, self.router.fair_share)
         router = Router(
             bus,
             telemetry,
@@ -80,6 +90,7 @@ class Service:
             self.models,
             self.tokenizers,
             admission,
+            shares,
             prefixes,
             self.worker,
         )
@@ -94,6 +105,8 @@ class Service:
             side = [
                 group.create_task(bus.watch(self.stop)),
                 group.create_task(gauges.run()),
+                group.create_task(tenants.run()),
+                group.create_task(feed.run()),
                 group.create_task(sing(bus, self.worker, self.limits.worker_ttl_s / 3)),
             ]
             await asyncio.wait([group.create_task(loop.run(self.stop)) for loop in loops])

@@ -1,6 +1,6 @@
 """Back-pressure: what the queues, or the log, have no room for is refused at once, with the lag and a hint.
 
-Waiting jobs are counted per stage, model and priority, so that a full priority never holds up another; the
+Waiting jobs are counted per stage, model and lane, so that a full priority never holds up another; the
 streams' own limits are the backstop. A log that is nearly full takes no new request, so that it never has
 to drop a token of a running one; when it is fuller still, the router stops pulling, and PDQ_SUBMIT itself
 refuses at the publish.
@@ -15,13 +15,13 @@ from datetime import datetime
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import Rejected, Unavailable
-from pdq.messages import Priority, StageName
+from pdq.messages import Lane, StageName
 
 FRESH_S = 0.5
 REFUSE_SHARE, STOP_SHARE = 0.80, 0.95
 LEAST_RETRY_S = 1.0
 
-Key = tuple[StageName, str, Priority]
+Key = tuple[StageName, str, Lane]
 
 
 class Overloaded(Rejected):
@@ -33,7 +33,7 @@ class Overloaded(Rejected):
 
 
 class Admission:
-    """queue_limit: waiting jobs of one stage, model and priority."""
+    """queue_limit: waiting jobs of one stage, model and lane."""
 
     def __init__(self, bus: Bus, queue_limit: int) -> None:
         self._bus = bus
@@ -42,12 +42,12 @@ class Admission:
         self._counting = asyncio.Lock()
         self._log: tuple[float, float] = (0.0, 0.0)
 
-    async def check(self, stage: StageName, model: str, priority: Priority) -> None:
+    async def check(self, stage: StageName, model: str, lane: Lane) -> None:
         """Raise Overloaded when there is no room for one more job. Raises Unavailable."""
         if (share := await self._log_share()) >= REFUSE_SHARE:
             message = f"the request log is {share:.0%} full; new requests are refused from {REFUSE_SHARE:.0%} on"
             raise Overloaded(message, code="log_full", retry_after_s=60.0)
-        key = (stage, model, priority)
+        key = (stage, model, lane)
         # One at a time: those admitted since the broker was asked count too, or a burst would slip through.
         async with self._counting:
             waiting = await self._count(key)
@@ -56,7 +56,7 @@ class Admission:
                 self._waiting[key] = (self._waiting[key][0], waiting + 1)
         if not admitted:
             lag = await self._lag(key)
-            held = f"the {stage} queue of {model}, priority {priority}, holds {waiting} waiting jobs"
+            held = f"the {stage} queue of {model}, priority {lane}, holds {waiting} waiting jobs"
             hint = max(LEAST_RETRY_S, round(lag, 1))
             message = f"{held}; the limit is {self._limit}, the oldest waits for {lag:.1f} s: try again in {hint:g} s"
             raise Overloaded(message, code="queue_full", retry_after_s=hint)
@@ -74,16 +74,16 @@ class Admission:
     async def _count(self, key: Key) -> int:
         at, waiting = self._waiting.get(key, (0.0, 0))
         if time.monotonic() - at > FRESH_S:
-            stage, model, priority = key
-            info = await self._bus.consumer_info(subjects.STAGE_STREAM[stage], subjects.consumer(model, priority))
+            stage, model, lane = key
+            info = await self._bus.consumer_info(subjects.STAGE_STREAM[stage], subjects.consumer(model, lane))
             waiting = int(info["num_pending"]) if info is not None else 0
             self._waiting[key] = (time.monotonic(), waiting)
         return waiting
 
     async def _lag(self, key: Key) -> float:
         """How long the oldest waiting job has been there, seconds, by the broker's clock."""
-        stage, model, priority = key
-        stream, name = subjects.STAGE_STREAM[stage], subjects.consumer(model, priority)
+        stage, model, lane = key
+        stream, name = subjects.STAGE_STREAM[stage], subjects.consumer(model, lane)
         info = await self._bus.consumer_info(stream, name)
         if info is None:
             return 0.0

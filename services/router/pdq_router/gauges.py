@@ -16,7 +16,7 @@ from typing import Any
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import NotDecodable, Unavailable
-from pdq.messages import PRIORITIES, StageName, WorkerBeat, decode_json
+from pdq.messages import LANES, StageName, WorkerBeat, decode_json
 from pdq.telemetry.broker import ANY, BrokerMetrics, Queue, Reading, StageLoad, Stream, contracts_of
 
 log = logging.getLogger("pdq.router")
@@ -88,8 +88,8 @@ class Gauges:
         for stage, stream in subjects.STAGE_STREAM.items():
             for model in self._models:
                 loads.append(await self._load(stage, model))
-                for priority in PRIORITIES:
-                    queues.append(await self._queue(stage, model, priority, stream, subjects.consumer(model, priority)))
+                for lane in LANES:
+                    queues.append(await self._queue(stage, model, lane, stream, subjects.consumer(model, lane)))
         return Reading(
             queues=tuple(filter(None, queues)),
             loads=tuple(loads),

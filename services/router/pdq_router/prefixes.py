@@ -20,8 +20,7 @@ from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from pdq import subjects
-from pdq.bus import Bus, Stored
+from pdq.bus import Stored
 from pdq.messages import Promise, pack_ids
 
 POSITIONS_PER_PROMPT = 100
@@ -74,10 +73,6 @@ class Prefixes:
         """By position; an empty worker: its KV can be read, and nobody is preferred."""
         self._routed: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         """All positions of a prompt routed here, by its last."""
-
-    async def start(self, bus: Bus) -> None:
-        """Learn from the live states of all requests from now on. Raises Unavailable."""
-        await bus.follow(subjects.LIVE_STATES, self.hear)
 
     def routed(self, names: tuple[str, ...]) -> None:
         """A prompt with these positions is on its way to a worker."""

@@ -23,6 +23,7 @@ from pdq.messages import (
     DecodeJob,
     ErrorInfo,
     Job,
+    Lane,
     PrefillJob,
     Priority,
     StageName,
@@ -39,6 +40,7 @@ from pdq_router import prepare
 from pdq_router.admission import Admission, Overloaded
 from pdq_router.order import Decision, OrderInputs, decide
 from pdq_router.prefixes import Prefixes, positions
+from pdq_router.shares import Shares
 from pdq_router.timers import Timers
 from pdq_router.tokens import INLINE_BYTES, Tokenizer
 from pdq_router.workers import Workers
@@ -81,6 +83,7 @@ class Router:
         models: Models,
         tokenizers: Mapping[str, Tokenizer],
         admission: Admission,
+        shares: Shares,
         prefixes: Prefixes,
         worker: str,
     ) -> None:
@@ -96,6 +99,7 @@ class Router:
         self._timers = Timers(bus)
         self._workers = Workers(bus)
         self._admission = admission
+        self._shares = shares
         self._prefixes = prefixes
         self._dead = DeadLetters(bus, metrics, worker)
 
@@ -215,9 +219,9 @@ class Router:
         names = positions(spec.slug, submit.tenant, prepared.prompt, spec.chunk_tokens)
         likely = self._prefixes.likely(names, spec.chunk_tokens)
         decision = await self._decide(submit, prepared, likely.cached_tokens)
+        lane: Lane = submit.priority
         if accepted.state.event == "accepted":
-            stage: StageName = "prefill" if decision.order == "prefill-first" else "decode"
-            await self._admission.check(stage, spec.slug, submit.priority)
+            lane = await self._admit(submit, prepared, decision)
         timings = {
             "route_queue": round(span.queue_wait_s * 1e3, 3),
             "route": round((time.perf_counter() - began) * 1e3, 3),
@@ -236,6 +240,8 @@ class Router:
                 reason=decision.reason,
                 inputs=decision.inputs,
                 prompt_tokens=len(prepared.prompt),
+                max_tokens=prepared.sampling.max_tokens,
+                lane="" if lane == submit.priority else lane,
                 prefix=names[-1] if names else "",
                 prefer=likely.worker,
                 timings_ms=timings,
@@ -253,6 +259,19 @@ class Router:
                 span.set(prefer=entry.state.prefer)
             job = _job(submit, prepared, entry.state, decision)
             await self._queue(submit, entry.state, job, span)
+
+    async def _admit(self, submit: Submit, prepared: prepare.Prepared, decision: Decision) -> Lane:
+        """Where the job waits. Raises Overloaded where the queue or the tenant has no room, and Rejected for what its
+        tenant may never have."""
+        stage: StageName = "prefill" if decision.order == "prefill-first" else "decode"
+        model, tokens = prepared.spec.slug, len(prepared.prompt) + prepared.sampling.max_tokens
+        lane = self._shares.admit(submit.tenant, submit.request, model=model, priority=submit.priority, tokens=tokens)
+        try:
+            await self._admission.check(stage, model, lane)
+        except BaseException:
+            self._shares.forget(submit.tenant, submit.request)
+            raise
+        return lane
 
     async def _decide(self, submit: Submit, prepared: prepare.Prepared, cached_tokens: int) -> Decision:
         settings = self._settings
@@ -344,7 +363,7 @@ def _job(submit: Submit, prepared: prepare.Prepared, state: State, decision: Dec
         "request": submit.request,
         "tenant": submit.tenant,
         "model": prepared.spec.slug,
-        "priority": submit.priority,
+        "priority": state.lane or submit.priority,
         "deadline": submit.deadline,
         "prompt": pack_ids(prepared.prompt),
         "sampling": prepared.sampling,

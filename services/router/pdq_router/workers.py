@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.messages import PRIORITIES, StageName
+from pdq.messages import LANES, StageName
 from pdq.stage.fleet import Beats, Fleet, Fresh
 
 from pdq_router.order import StageInputs
@@ -53,7 +53,7 @@ class Workers:
         return stages_of(prefill, prefill_beats, decode, decode_beats)
 
     async def _stage(self, stage: StageName, model: str) -> tuple[list[Queue], Beats]:
-        names = [subjects.consumer(model, priority) for priority in PRIORITIES]
+        names = [subjects.consumer(model, lane) for lane in LANES]
         queues = asyncio.gather(*(self._queue(subjects.STAGE_STREAM[stage], name) for name in names))
         beats, found = await asyncio.gather(self._fleet.beats(stage, model), queues)
         return found, beats

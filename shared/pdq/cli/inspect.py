@@ -12,7 +12,7 @@ import msgspec
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.cli import output
-from pdq.messages import PRIORITIES, Priority, StageClaims, StageName, State, WorkerBeat
+from pdq.messages import LANES, Lane, StageClaims, StageName, State, WorkerBeat
 from pdq.up.machine import HOST, listening
 from pdq.up.plan import answers
 from pdq.up.record import ProcessRecord, Record
@@ -23,7 +23,7 @@ class Queue(NamedTuple):
 
     stage: StageName
     model: str
-    priority: Priority
+    priority: Lane
     waiting: int
     running: int
 
@@ -38,7 +38,7 @@ async def queues(bus: Bus) -> list[Queue]:
             model, _, priority = name.rpartition("-")
             info = await bus.consumer_info(stream, name) or {}
             found.append(Queue(stage, model, priority, info.get("num_pending", 0), info.get("num_ack_pending", 0)))
-    return sorted(found, key=lambda queue: (queue.model, queue.stage == "decode", PRIORITIES.index(queue.priority)))
+    return sorted(found, key=lambda queue: (queue.model, queue.stage == "decode", LANES.index(queue.priority)))
 
 
 def worker(beat: WorkerBeat) -> dict[str, Any]:

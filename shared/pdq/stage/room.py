@@ -13,7 +13,7 @@ import time
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import Unavailable
-from pdq.messages import PRIORITIES
+from pdq.messages import LANES
 
 FRESH_S = 0.2
 WEIGHT = 0.1
@@ -23,7 +23,7 @@ WEIGHT = 0.1
 class Room:
     def __init__(self, bus: Bus, model: str, room_bytes: int) -> None:
         self._bus = bus
-        self._consumers = [subjects.consumer(model, priority) for priority in PRIORITIES]
+        self._consumers = [subjects.consumer(model, lane) for lane in LANES]
         self._room_bytes = room_bytes
         self._mean_bytes = 0.0
         self._asked_at = -FRESH_S

@@ -16,13 +16,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import NotDecodable
-from pdq.messages import TERMINAL, DecodeJob, Priority, Promise, decode_job
+from pdq.messages import TERMINAL, DecodeJob, Lane, Priority, Promise, decode_job
 from pdq.stage.fleet import Fleet
 from pdq.telemetry import Metrics
 
@@ -61,6 +62,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     order: str = ""
     priority: Priority = "normal"
+    lane: Lane | Literal[""] = ""
     prefer: str = ""
     promise: Promise | None = None
 
@@ -182,7 +184,7 @@ class Staging:
 
     async def _job(self, request: Request, seen: _Seen) -> DecodeJob | None:
         """The waiting job, which stays where it is; None: it is gone, or does not come."""
-        subject = subjects.job("decode", seen.model, seen.priority, *request)
+        subject = subjects.job("decode", seen.model, seen.lane or seen.priority, *request)
         for _ in range(JOB_TRIES):
             if request not in self._waiting:
                 return None

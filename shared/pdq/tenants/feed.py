@@ -7,11 +7,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import Unavailable
 from pdq.tenants.usage import Request, TenantUsage
+
+StoredCallback = Callable[[Stored], None]
 
 log = logging.getLogger("pdq.tenants")
 
@@ -20,21 +23,19 @@ RETRY_S = 1.0
 
 
 class Feed:
-    """`start` it, then `run` it beside what uses the count."""
+    """`start` it, then `run` it beside what uses the count. others: who else is told of every state."""
 
-    def __init__(self, bus: Bus, usage: TenantUsage) -> None:
+    def __init__(self, bus: Bus, usage: TenantUsage, *others: StoredCallback) -> None:
         self._bus = bus
         self._usage = usage
+        self._others = others
         self._missed = asyncio.Event()
         self._missed.set()
 
     async def start(self) -> None:
         """Hear of everything from now on. Raises Unavailable."""
-        await self._bus.follow(subjects.LIVE_STATES, self.hear)
+        await self._bus.follow(subjects.LIVE_STATES, self._hear)
         self._bus.on_reconnect(self._missed.set)
-
-    def hear(self, stored: Stored) -> None:
-        self._usage.hear(stored)
 
     async def run(self) -> None:
         """Read what was missed, until cancelled."""
@@ -57,6 +58,11 @@ class Feed:
             for stored in await asyncio.gather(*(self._state(request) for request in some)):
                 if stored is not None:
                     self._usage.hear(stored, new=False)
+
+    def _hear(self, stored: Stored) -> None:
+        self._usage.hear(stored)
+        for hear in self._others:
+            hear(stored)
 
     async def _queued(self) -> set[Request]:
         found: set[Request] = set()
