@@ -1,10 +1,10 @@
 """Pages of `docs/`: their code blocks, run and checked.
 
-A block of kind `console` is what a terminal shows: `$ ` before a command (a line that ends with a backslash goes on in
-the next), its output below. A page's commands run in order, in one shell. Shown output must be what comes out, stderr
-with stdout; `...` stands for any text, or for any lines, and runs of blanks count as one. A command must end with 0,
-unless the next one is `echo $?`. A block of another kind whose first line is `# NAME` is a file of that name, beside
-the commands.
+A block of kind `console` is what a terminal shows: `$ ` before a command (which goes on in the next line after a
+backslash, or within quotes), its output below. A page's commands run in order, in one shell. Shown output must be what
+comes out, stderr with stdout; `...` stands for any text, or for any lines, and runs of blanks count as one. A command
+must end with 0, unless the next one is `echo $?`. A block of another kind whose first line is `# NAME` is a file of
+that name, beside the commands.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -59,17 +60,25 @@ def steps(text: str) -> list[Step]:
     """The commands of a page, in order."""
     found: list[Step] = []
     for first, block in _blocks(text, "console"):
-        goes_on = False
+        whole = True
         for number, line in enumerate(block.splitlines(), first):
-            if goes_on:
+            if not whole:
                 found[-1] = found[-1]._replace(command=f"{found[-1].command}\n{line}")
             elif line.startswith("$ "):
                 found.append(Step(number, line[2:], ""))
             else:
                 assert found and found[-1].line >= first, f"line {number} is the output of no command"
                 found[-1] = found[-1]._replace(shown=f"{found[-1].shown}{line}\n")
-            goes_on = line.endswith("\\") and (goes_on or line.startswith("$ "))
+            whole = _is_whole(found[-1].command)
     return found
+
+
+def _is_whole(command: str) -> bool:
+    try:
+        shlex.split(command)
+    except ValueError:
+        return False
+    return True
 
 
 def run(page: list[Step], directory: Path, environ: Mapping[str, str], timeout_s: float) -> list[Ran]:

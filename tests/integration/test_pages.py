@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ from pdq import cli, settings, subjects
 from pdq.api.refusals import Code
 from pdq.cli import exits
 from pdq.messages import StateEvent
+from pdq_gateway.errors import STATUS
 
 from tests import pages
 
 DOCS = pages.ROOT / "docs"
-PAGES = ["cli", "nats"]
+PAGES = ["cli", "nats", "http"]
+NEEDS = {"http": "curl"}
 PAGE_S = 240.0
 """Far more than a page takes: its last command shows what it hung at."""
 
@@ -49,6 +52,8 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_shows_comes_out(page: str, tmp_path: Path, environ: dict[str, str]) -> None:
+    if page in NEEDS and shutil.which(NEEDS[page]) is None:
+        pytest.skip(f"{NEEDS[page]} is not installed")
     text = text_of(page)
     for name, content in pages.files(text).items():
         (tmp_path / name).write_text(content, "utf-8")
@@ -83,6 +88,16 @@ def test_the_nats_page_has_every_event_and_every_refusal() -> None:
     assert events == list(get_args(StateEvent))
     told = " ".join(row[0] for row in table_of("nats", "## Errors"))
     assert set(get_args(Code)) <= set(re.findall(r"`(\w+)`", told))
+
+
+def test_the_http_page_has_the_status_of_every_code() -> None:
+    told = {
+        code: {int(status) for status in re.findall(r"\d+", row[0])}
+        for row in table_of("http", "## Errors")
+        for code in re.findall(r"`(\w+)`", row[1])
+    }
+    assert told.keys() >= STATUS.keys()
+    assert {code: status for code, status in STATUS.items() if status not in told[code]} == {}
 
 
 @pytest.mark.parametrize("page", PAGES)
