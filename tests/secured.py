@@ -1,57 +1,127 @@
-"""A stack in which everybody has a key of his own: accounts, roles and tenants as `pdq nats accounts` makes them."""
+"""A stack in which everybody has a key of his own: accounts, roles and tenants as `pdq nats accounts` makes them.
+
+Besides them there is an observer in some accounts, who may do all: what he does not see did not arrive there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from pdq.accounts import Keyring
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from pdq.accounts import Keyring, public_key
 from pdq.accounts.keyring import Kind
+from pdq.accounts.keys import make_seed
 from pdq.bus import Bus
 from pdq.settings import BusSettings
 
 from tests.stack import Service, Stack
 
+RELOADED = "Reloaded server configuration"
+
 
 class SecuredStack(Stack):
     """Services are started with the key of their role, `init` runs with its own."""
 
-    def __init__(self, directory: Path, tenants: tuple[str, ...], **settings: str) -> None:
+    def __init__(
+        self, directory: Path, tenants: Iterable[str], *, observed: Iterable[str] = (), **settings: str
+    ) -> None:
         super().__init__(directory, **settings)
         self.keyring = Keyring(directory / "keys")
-        self.keyring.write(tenants)
-        self.broker.more = 'include "keys/accounts.conf"\n'
+        self.observers = {account: make_seed() for account in observed}
+        self.write(*tenants)
+        self.broker.more = 'include "observed.conf"\n'
 
-    def seed_file(self, name: str) -> str:
+    def write(self, *tenants: str) -> None:
+        """Add tenants, and write the broker's accounts with the observers in them."""
+        self.keyring.write(tenants)
+        header, _, text = self.keyring.config.read_text().partition("accounts: ")
+        accounts = json.loads("".join(line for line in text.splitlines(True) if not line.lstrip().startswith("#")))
+        for account, seed in self.observers.items():
+            accounts[account]["users"].append({"nkey": public_key(seed)})
+        (self.directory / "observed.conf").write_text(f"{header}accounts: {json.dumps(accounts)}\n")
+
+    def seed_file(self, name: str) -> Path:
         """Of a role, or else of a tenant."""
         kinds: tuple[Kind, ...] = ("roles", "tenants")
-        return next(str(file) for kind in kinds if (file := self.keyring.seed_file(kind, name)).exists())
+        return next(file for kind in kinds if (file := self.keyring.seed_file(kind, name)).exists())
 
     def add(self, module: str, **more: str) -> Service:
-        return super().add(module, **{"PDQ_NATS_NKEY_FILE": self.seed_file(module.removeprefix("pdq_")), **more})
+        return super().add(module, **{"PDQ_NATS_NKEY_FILE": str(self.seed_file(module.removeprefix("pdq_"))), **more})
 
-    def bus_settings(self, name: str) -> BusSettings:
-        return BusSettings(url=self.url, nkey_file=self.seed_file(name), connect_timeout_s=5, publish_timeout_s=5)
+    def seed(self, name: str) -> str:
+        """Of a role, a tenant, or the observer of an account."""
+        return self.observers.get(name) or self.seed_file(name).read_text().strip()
 
     async def connect(self, name: str = "init") -> Bus:
-        return await Bus.connect(self.bus_settings(name), f"test-{name}")
+        given = BusSettings(url=self.url, nkey_seed=self.seed(name), connect_timeout_s=5, publish_timeout_s=5)
+        return await Bus.connect(given, f"test-{name}")
+
+    async def peer(self, name: str) -> Peer:
+        """As `connect`, without pdq between."""
+        return await Peer.connect(self.url, nkeys_seed_str=self.seed(name))
 
     def command(self, name: str, **more: str) -> dict[str, str]:
         """The environment of a `pdq` command, as this role or tenant."""
         kept = {"PATH", "HOME", "PYTHONPATH", "PDQ_NATS_URL", "PDQ_MODELS"}
         found = {key: value for key, value in self.environment("cli").items() if key in kept}
-        own = {"PDQ_NATS_NKEY_FILE": self.seed_file(name), "PDQ_HOME": str(self.directory / "home")}
+        own = {"PDQ_NATS_NKEY_SEED": self.seed(name), "PDQ_HOME": str(self.directory / "home")}
         return {**found, **own, **more}
 
     async def reload(self) -> None:
         """Have the broker read its configuration again, and wait until it has."""
         log = self.directory / "nats.log"
-        before = log.read_text().count("Reloaded server configuration")
+        before = log.read_text().count(RELOADED)
         assert self.broker.process is not None
         self.broker.process.send_signal(signal.SIGHUP)
-        for _ in range(100):
-            if log.read_text().count("Reloaded server configuration") > before:
+        for _ in range(200):
+            if log.read_text().count(RELOADED) > before:
                 return
             await asyncio.sleep(0.05)
         raise AssertionError(log.read_text()[-2_000:])
+
+
+class Peer:
+    """A bare connection of one user, which may try anything. `refused`: the broker's refusals; `heard`: what came."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.refused: list[str] = []
+        self.heard: list[Msg] = []
+
+    @classmethod
+    async def connect(cls, url: str, **options: Any) -> Peer:
+        peer = cls(Client())
+
+        async def error(exc: Exception) -> None:
+            peer.refused.append(str(exc))
+
+        await peer.client.connect(url, error_cb=error, allow_reconnect=False, **options)
+        return peer
+
+    async def listen(self, pattern: str) -> None:
+        async def take(message: Msg) -> None:
+            self.heard.append(message)
+
+        await self.client.subscribe(pattern, cb=take)
+        await self.settle()
+
+    async def publish(self, subject: str, data: bytes = b"", reply: str = "") -> None:
+        """Returns once the broker has dealt with it."""
+        await self.client.publish(subject, data, reply=reply)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Until the broker has taken all that was sent here, and all is here that it had sent by then."""
+        for _ in range(2):
+            await asyncio.sleep(0)
+            await self.client.flush(5)
+        await asyncio.sleep(0)
+
+    def has(self, data: bytes) -> bool:
+        return any(message.data == data for message in self.heard)

@@ -16,7 +16,7 @@ from pdq.accounts.roles import ASKING, WORKING, Imports, Rights, asking, tenant,
 ACCOUNT = "PDQ"
 """Where the services are, and JetStream."""
 HEADER = """\
-# Accounts and users of pdq, by their public keys. Made by `pdq nats accounts`, which writes it anew: change nothing here.
+# Accounts and users of pdq, by their public keys. Made by `pdq nats accounts`, which writes it anew: do not change it.
 # Include it from nats-server's configuration, and have the server read it again after every change:
 #   nats-server --signal reload
 """

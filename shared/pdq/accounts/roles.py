@@ -19,6 +19,8 @@ WORKING: tuple[Working, ...] = get_args(Working)
 ASKING: tuple[Asking, ...] = get_args(Asking)
 ROLES: tuple[Role, ...] = (*WORKING, *ASKING)
 
+STAGE_STREAMS = tuple(subjects.STAGE_STREAM.values())
+ALL_STATES = "pdq.log.*.*.state"
 REPLIES = "_R_.>"
 """Where the broker takes answers to those who ask from another account."""
 INFO = "$JS.API.INFO"
@@ -62,7 +64,7 @@ def asking(role: Asking) -> Imports:
         case "init":
             return _init()
         case "monitor":
-            return Imports(_looks(), (_api("DIRECT.GET", subjects.WORKERS),))
+            return Imports(_looks(), _ranges(subjects.WORKERS))
 
 
 def tenant(name: str) -> Imports:
@@ -74,19 +76,18 @@ def tenant(name: str) -> Imports:
 
 
 def _router() -> Rights:
-    stages = tuple(subjects.STAGE_STREAM.values())
     return Rights(
         publish=(
             *_pulls(subjects.SUBMIT, subjects.ROUTER_CONSUMER),
             *_pulls(subjects.REAP, subjects.REAPER_CONSUMER),
             _api("STREAM.INFO", "*"),
             _api("CONSUMER.INFO", "*.*"),
-            *_reads(subjects.SUBMIT, subjects.REAP, subjects.DEAD, *stages),
-            *_log_reads(),
-            _api("DIRECT.GET", subjects.WORKERS),
-            *_removals(subjects.SUBMIT, *stages),
-            *_purges(subjects.REAP, subjects.LOG, subjects.DEAD, *stages),
-            "pdq.log.*.*.state",
+            *_reads(subjects.SUBMIT, subjects.REAP, subjects.LOG),
+            *_removals(subjects.SUBMIT),
+            *_purges(subjects.REAP, *STAGE_STREAMS),
+            *_ranges(subjects.WORKERS, subjects.TENANTS),
+            *_erasure(),
+            ALL_STATES,
             *(f"pdq.{stage}.>" for stage in subjects.STAGE_STREAM),
             subjects.ALL_DEAD,
             "pdq.reap.timer.>",
@@ -98,24 +99,19 @@ def _router() -> Rights:
 
 
 def _stage(stage: StageName) -> Rights:
-    stream = subjects.STAGE_STREAM[stage]
+    more: tuple[str, ...]
     if stage == "prefill":
-        # The room that KV has depends on what waits for decode.
+        # How much KV waits for decode is told by decode's consumers.
         more = ("pdq.decode.>", _api("CONSUMER.INFO", f"{subjects.DECODE}.*"))
     else:
-        more = (
-            "pdq.log.*.*.out",
-            "pdq.prefill.>",
-            *_reads(subjects.DECODE),
-            *_purges(subjects.PREFILL),
-            _api("DIRECT.GET", subjects.WORKERS),
-        )
+        more = ("pdq.log.*.*.out", "pdq.prefill.>", *_purges(subjects.PREFILL), *_ranges(subjects.WORKERS))
     return Rights(
         publish=(
-            *_pulls(stream, "*"),
-            *_log_reads(),
+            *_pulls(subjects.STAGE_STREAM[stage], "*"),
+            *_reads(subjects.LOG),
             *_purges(subjects.REAP, subjects.WORKERS),
-            "pdq.log.*.*.state",
+            *_erasure(),
+            ALL_STATES,
             f"pdq.dead.{stage}.>",
             f"$KV.PDQ_WORKERS.{stage}.>",
             *more,
@@ -126,21 +122,26 @@ def _stage(stage: StageName) -> Rights:
 
 
 def _gateway() -> Imports:
-    """A tenant of every name: it asks for whom it has authenticated."""
-    return tenant("*")
+    """It asks for any tenant: whose a request is it knows by the API keys."""
+    return Imports(
+        calls=(INFO, *tenant("*").calls, _api("STREAM.INFO", subjects.TENANTS)),
+        ranges=_ranges(subjects.TENANTS),
+        streams=tenant("*").streams,
+    )
 
 
 def _operator() -> Imports:
-    """Sees the workers, drains them, takes care of dead letters and asks for any tenant."""
+    """Asks for any tenant, sees and drains workers, looks after dead letters, and keeps the tenants' API keys."""
     return Imports(
         calls=(
-            *tenant("*").calls,
             *_looks(),
+            *tenant("*").calls,
             subjects.drain("*"),
-            *_reads(subjects.DEAD),
+            *_reads(subjects.DEAD, subjects.TENANTS),
             *_removals(subjects.DEAD),
+            subjects.ALL_TENANTS,
         ),
-        ranges=tuple(_api("DIRECT.GET", stream) for stream in (subjects.WORKERS, subjects.DEAD)),
+        ranges=_ranges(subjects.WORKERS, subjects.DEAD, subjects.TENANTS),
         streams=tenant("*").streams,
     )
 
@@ -177,8 +178,8 @@ def _reads(*streams: str) -> tuple[str, ...]:
     return tuple(_api("STREAM.MSG.GET", stream) for stream in streams)
 
 
-def _log_reads() -> tuple[str, ...]:
-    return (*_reads(subjects.LOG), _api("DIRECT.GET", subjects.LOG))
+def _ranges(*streams: str) -> tuple[str, ...]:
+    return tuple(_api("DIRECT.GET", stream) for stream in streams)
 
 
 def _removals(*streams: str) -> tuple[str, ...]:
@@ -187,6 +188,12 @@ def _removals(*streams: str) -> tuple[str, ...]:
 
 def _purges(*streams: str) -> tuple[str, ...]:
     return tuple(_api("STREAM.PURGE", stream) for stream in streams)
+
+
+def _erasure() -> tuple[str, ...]:
+    """What `pdq.log.erase` does; whoever has written of a request after its purge does it, too."""
+    kept = (subjects.LOG, subjects.DEAD)
+    return (*_reads(*STAGE_STREAMS), *_ranges(*kept), *_removals(*kept, *STAGE_STREAMS), *_purges(*kept))
 
 
 def _joined(*parts: Rights) -> Rights:
