@@ -1,6 +1,6 @@
 """What nobody may do on the broker besides his own work: each row is tried, and somebody else does it with success.
 
-Names in capitals are users who may do all within their account (the observers of tests/secured.py): the rights of a user
+Names in capitals are users who may do all within their account (observers, in tests/secured.py): the rights of a user
 are one wall, the imports of its account the other.
 """
 

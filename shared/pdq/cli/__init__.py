@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from pdq.cli import doctor, exits, explain, kv, operators, output, requests, setup, stack, tenant, verify
+from pdq.cli import accounts, doctor, exits, explain, kv, operators, output, purge, requests, setup, stack, tenant, verify
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -42,6 +42,7 @@ def build() -> typer.Typer:
         requests.submit,
         requests.attach,
         requests.cancel,
+        purge.purge,
         requests.trace,
         explain.explain,
         kv.kv,
@@ -56,6 +57,7 @@ def build() -> typer.Typer:
     app.add_typer(operators.dead_commands, name="dead")
     app.add_typer(tenant.tenant_commands, name="tenant")
     app.add_typer(setup.model_commands, name="model")
+    app.add_typer(accounts.nats_commands, name="nats")
     return app
 
 
