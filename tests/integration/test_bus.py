@@ -272,3 +272,15 @@ async def test_a_cancel_that_comes_with_the_answer_is_heeded(bus: Bus, verb: str
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await bus.stream_info(subjects.LOG) is not None
+
+
+async def test_headers_count_as_payload(bus: Bus) -> None:
+    """What fits to the byte is stored; one more is refused here, as the server would close the connection for good."""
+    headers = {"Pdq-Request": "r-1", "traceparent": "00-" + "1" * 50}
+    around = len("NATS/1.0\r\nPdq-Request: r-1\r\ntraceparent: \r\n\r\n") + 53
+    fits = b"x" * (bus.max_payload - around)
+    assert (await bus.publish(subjects.submit("local", MODEL), fits, headers=headers)).seq
+    with pytest.raises(Rejected, match=f"of {bus.max_payload + 1} bytes") as refused:
+        await bus.publish(subjects.submit("local", MODEL), fits + b"x", headers=headers)
+    assert refused.value.code == "payload_too_large"
+    await bus.check()

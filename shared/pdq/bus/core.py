@@ -32,6 +32,7 @@ from pdq.bus.wire import (
     Stored,
     answer_of,
     direct,
+    headers_size,
     parse_headers,
     publish_error,
     seconds,
@@ -80,9 +81,11 @@ class Bus(Connection):
             sent["Nats-Msg-Id"] = msg_id
         if expect_last is not None:
             sent["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        if len(data) > self.max_payload:
+        # The server would close a connection for one byte too many, and with it the service.
+        size = len(data) + headers_size(sent)
+        if size > self.max_payload:
             raise Rejected(
-                f"payload of {len(data)} bytes is over the broker's limit of {self.max_payload}",
+                f"payload of {size} bytes is over the broker's limit of {self.max_payload}",
                 code="payload_too_large",
             )
         bound = self.settings.publish_timeout_s if timeout_s is None else timeout_s

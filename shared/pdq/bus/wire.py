@@ -95,6 +95,14 @@ def seconds(stamp: str) -> float:
     return whole + (float(f"0.{fraction}") if fraction else 0.0)
 
 
+def headers_size(headers: dict[str, str]) -> int:
+    """Bytes of headers on the wire, which count as payload."""
+    if not headers:
+        return 0
+    lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    return len(b"NATS/1.0\r\n") + lines + len(b"\r\n")
+
+
 def parse_headers(raw: bytes) -> dict[str, str]:
     headers = {}
     for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
