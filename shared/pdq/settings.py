@@ -267,6 +267,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     block_tokens: int = 32
     chunk_tokens: int = 32
+    tool_parser: str = ""
+    """vLLM's parser for the model's tool calls (`hermes`, `llama3_json`, ...), the sim's is `sim`. Empty: no tools."""
+    reasoning_parser: str = ""
+    """vLLM's parser for its reasoning (`deepseek_r1`, `qwen3`, ...), the sim's is `sim`. Empty: it does not reason."""
 
     def check(self) -> None:
         if not subjects.is_token(self.slug):

@@ -99,8 +99,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
     """Whether text is still held back after these tokens."""
     delta: Delta | None = None
-    """Where the answer is parsed: what these tokens add to it. A function of the tokens alone, as all deltas joined are;
-    counted from the answer's start, so the first ones after `Work.shown` bring what those shown add."""
+    """Where the answer is parsed: what these tokens add to it, counted from its start. So the first ones after
+    `Work.shown` bring what those shown add; and all deltas joined follow from all tokens alone."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

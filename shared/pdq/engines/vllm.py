@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work, continued, ended_before
+from pdq.engines.parsing import Parsers, Reading
 from pdq.engines.reports import Inbox, Report
 from pdq.engines.runs import Run
 from pdq.engines.selftest import prove
@@ -34,10 +35,11 @@ from pdq.engines.vllm_config import (
     kv_bytes_per_token,
     parse_cpus,
 )
-from pdq.engines.vllm_text import decode_params, prefill_params, tokens_of
+from pdq.engines.vllm_text import decode_options, decode_params, guided_by, prefill_params, tokens_of
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.kv.tier import Tier
 from pdq.kv.where import Served
+from pdq.messages import FinishReason
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
 
 SHUTDOWN_S = 10.0
@@ -62,6 +64,7 @@ class VllmEngine:
         self._runs: dict[str, Run] = {}
         self._numbers = count()
         self._llm: Any = None
+        self._parsers: Parsers | None = None
         self._info: EngineInfo | None = None
 
     async def start(self) -> None:
@@ -79,6 +82,10 @@ class VllmEngine:
                 await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
                 self._llm = await _built(lambda: self._build(reports), cpus)
                 self._info = self._describe()
+                if self._role != "prefill":
+                    doing = "loading the parsers"
+                    config = self._llm.vllm_config.model_config
+                    self._parsers = await asyncio.to_thread(Parsers, self._spec, self._llm.get_tokenizer(), config)
                 doing = "proving the path of the KV"
                 await prove(self, self._llm.reset_prefix_cache)
         except TimeoutError as exc:
@@ -124,28 +131,35 @@ class VllmEngine:
         return self._spec.chunk_tokens * await self._tier.stage(prompt, salt, self._kv.lookup_timeout_s)
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done]:
-        if (ended := ended_before(work, self._spec.eos_token_ids)) is not None:
-            yield Done(finish_reason=ended, loaded_tokens=0)
+        reading = self._reading(work)
+        ended = ended_before(work, self._spec.eos_token_ids)
+        if reading is not None and work.shown:
+            await asyncio.to_thread(reading.resume, ended)
+        if ended is not None:
+            yield Done(finish_reason=reading.reason(ended) if reading else ended, loaded_tokens=0)
             return
         work = continued(work)
         tokenizer = self._alive().get_tokenizer()
         with self._running(work) as run:
             start_ns, times, reason = time.time_ns(), _TokenTimes(), ""
-            outputs = self._outputs(run, lambda: decode_params(work.sampling))
+            outputs = self._outputs(run, lambda: decode_params(work.sampling, reading), **decode_options(reading))
             async with aclosing(outputs):
                 async for output in outputs:
                     completion = output.outputs[0]
                     reason = completion.finish_reason or ""
                     tokens = tokens_of(completion, work.sampling, tokenizer)
                     if tokens is not None:
+                        if reading is not None:
+                            tokens = msgspec.structs.replace(tokens, delta=reading.take(completion))
                         times.saw(len(tokens.ids))
                         yield tokens
             self._inbox.drain()
             end_ns, served = time.time_ns(), await self._served(run)
             phases = run.kv_phases(self.info.kv_bytes_per_token, served)
             phases.append(_compute("engine.decode", start_ns, end_ns, run, {"pdq.tokens": times.num}, times.events()))
+            finish: FinishReason = "stop" if reason == "stop" else "length"
             yield Done(
-                finish_reason="stop" if reason == "stop" else "length",
+                finish_reason=reading.reason(finish) if reading else finish,
                 loaded_tokens=run.loaded_tokens,
                 local_tokens=run.local_tokens,
                 phases=tuple(phases),
@@ -172,6 +186,13 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_S)
         await self._tier.close()
         self._inbox.close()
+
+    def _reading(self, work: Work) -> Reading | None:
+        if not work.sampling.parsed:
+            return None
+        if self._parsers is None:
+            raise Misconfigured("an engine for prefill does not answer")
+        return self._parsers.reading(work)
 
     def _alive(self) -> Any:
         if self._llm is None:
@@ -220,18 +241,21 @@ class VllmEngine:
         if run := self._runs.get(report.run):
             run.hear(report)
 
-    async def _outputs(self, run: Run, params: Callable[[], Any]) -> AsyncGenerator[Any]:
+    async def _outputs(self, run: Run, params: Callable[[], Any], **options: Any) -> AsyncGenerator[Any]:
         """vLLM's outputs of a run. Raises Rejected, Unavailable, or Interrupted when it was aborted."""
         from vllm.inputs import tokens_input
 
         prompt = tokens_input(list(run.work.prompt), cache_salt=run.work.salt)
-        with _translated():
-            outputs = self._alive().generate(prompt, params(), run.id)
+        guide = guided_by(run.work.sampling)
+        with _translated(guide):
+            outputs = self._alive().generate(prompt, params(), run.id, **options)
             async with aclosing(outputs):
                 async for output in outputs:
                     reason = output.outputs[0].finish_reason
                     if run.aborted:
                         raise Interrupted("cancelled")
+                    if reason == "error" and guide:  # a grammar that it could not make, or that left it no token
+                        raise Rejected(f"{guide} cannot be enforced by this engine", param=guide)
                     if reason in ("abort", "error"):  # a core that is told to end aborts what it runs
                         raise Unavailable("the engine gave this request up")
                     yield output
@@ -286,8 +310,8 @@ def _compute(
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """vLLM's exceptions as pdq's."""
+def _translated(guide: str) -> Iterator[None]:
+    """vLLM's exceptions as pdq's. `guide`: the field that holds the answer to a grammar, which may be refused."""
     from vllm.exceptions import VLLMClientError
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -296,7 +320,10 @@ def _translated() -> Iterator[None]:
     except (EngineDeadError, EngineGenerateError) as exc:
         raise Unavailable(f"the engine failed: {exc or type(exc).__name__}") from exc
     except (VLLMClientError, ValueError) as exc:
-        raise Rejected(str(exc)) from exc
+        if not guide:
+            raise Rejected(str(exc)) from exc
+        verdict = " ".join(str(exc).split())[:120]
+        raise Rejected(f"{guide} cannot be enforced by this engine: {verdict}", param=guide) from exc
 
 
 async def _built(build: Callable[[], Any], cpus: frozenset[int]) -> Any:

@@ -75,7 +75,7 @@ def model_directory(spec: ModelSpec) -> Path:
 def engine_args(spec: ModelSpec, role: Role, settings: EngineSettings, kv: KvSettings, reports: str) -> AsyncEngineArgs:
     """vLLM's arguments. `reports` is the path that the connector reports to."""
     from vllm import AsyncEngineArgs
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVTransferConfig, StructuredOutputsConfig
     from vllm.platforms import current_platform
 
     return AsyncEngineArgs(
@@ -91,6 +91,14 @@ def engine_args(spec: ModelSpec, role: Role, settings: EngineSettings, kv: KvSet
         enable_prefix_caching=True,
         seed=0,
         disable_log_stats=True,
+        structured_outputs_config=StructuredOutputsConfig(
+            # An engine has one of them for all its life. Left to vLLM, the first request would choose it, and what an
+            # answer may be would differ from worker to worker.
+            backend="xgrammar",
+            # Small models can go on with white space for ever.
+            disable_any_whitespace=True,
+            reasoning_parser=spec.reasoning_parser,
+        ),
         kv_transfer_config=KVTransferConfig(
             kv_connector="PdqConnector",
             kv_connector_module_path="pdq.engines.connector",

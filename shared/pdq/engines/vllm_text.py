@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from pdq.engines.base import Tokens
+from pdq.engines.parsing import Reading
 from pdq.messages import Sampling, TokenLogprob, TopLogprob
 
 SEED_MASK = (1 << 63) - 1
 
 
-def decode_params(sampling: Sampling) -> Any:
-    """vLLM's SamplingParams for an answer in deltas."""
+def decode_params(sampling: Sampling, reading: Reading | None) -> Any:
+    """vLLM's SamplingParams for an answer in deltas. `reading`: of one that is parsed."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    guide = StructuredOutputsParams(json=sampling.guide) if sampling.guide else None
 
     return SamplingParams(
         max_tokens=sampling.max_tokens,
@@ -28,8 +31,24 @@ def decode_params(sampling: Sampling) -> Any:
         ignore_eos=sampling.ignore_eos,
         logit_bias=dict(sampling.logit_bias) or None,
         logprobs=sampling.logprobs,
+        structured_outputs=reading.guide() if reading else guide,
+        skip_special_tokens=reading.skip_special_tokens if reading else True,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def decode_options(reading: Reading | None) -> dict[str, Any]:
+    """What vLLM's `generate` must know of an answer's reasoning: a grammar counts once that is over, or at once."""
+    if reading is None:
+        return {"reasoning_ended": True}
+    return {"reasoning_ended": reading.reasoning_ended, "reasoning_parser_kwargs": {"chat_template_kwargs": {}}}
+
+
+def guided_by(sampling: Sampling) -> str:
+    """The field of a request that holds its answer to a grammar; empty: none does."""
+    if sampling.tools is not None and sampling.tools.guided:
+        return "tools"
+    return "response_format" if sampling.guide else ""
 
 
 def prefill_params() -> Any:
