@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from pdq.messages import StateEvent
 from pdq_gateway.errors import STATUS
 
 from tests import pages
+from tests.secured import SecuredStack
+from tests.stack import MODEL
 
 DOCS = pages.ROOT / "docs"
 PAGES = ["cli", "nats", "http"]
@@ -61,6 +64,26 @@ def test_what_a_page_shows_comes_out(page: str, tmp_path: Path, environ: dict[st
     assert len(commands) > 5
     faults = pages.faults(commands, pages.run(commands, tmp_path, environ, PAGE_S))
     assert not faults, "\n\n".join(faults)
+
+
+async def test_the_nats_page_holds_for_a_tenant_with_a_key_of_its_own(tmp_path: Path) -> None:
+    stack = SecuredStack(tmp_path, ["acme"], PDQ_ROUTER_ORDER="decode-only")
+    for module in ("pdq_router", "pdq_decode"):
+        stack.add(module)
+    script = pages.files(text_of("nats"))["ask.py"].replace(".local.", ".acme.")
+    (tmp_path / "ask.py").write_text(
+        script.replace("connect(url)", f'connect(url, nkeys_seed="{stack.seed_file("acme")}")')
+    )
+    command = [sys.executable, "ask.py", stack.url, MODEL, "by-hand-1", "Tell me a story"]
+    try:
+        await stack.start()
+        done = await asyncio.to_thread(
+            subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+    finally:
+        stack.stop()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("complete: True\n")
 
 
 def test_every_command_stands_on_the_cli_page_and_is_run_there() -> None:
