@@ -74,9 +74,10 @@ async def follow_to_end(client: Client, request: str, seconds: float = 60) -> An
     return answer
 
 
-def submit_command(stack: Stack) -> tuple[int, str]:
+def submit_command(stack: Stack, **settings: str) -> tuple[int, str]:
     """`pdq submit`: its exit code, and what it says on stderr."""
-    environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": stack.url, "PDQ_HOME": str(stack.directory / "home")}
+    home = str(stack.directory / "home")
+    environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": stack.url, "PDQ_HOME": home, **settings}
     command = [sys.executable, "-m", "pdq", "submit", "--model", MODEL, "hello"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr

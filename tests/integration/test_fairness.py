@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.client import Client
+from pdq.client import Client, new_request_id
 from pdq.messages import State, decode_json
 from pdq.settings import LimitSettings
 from pdq.tenants import Store
+from pdq.tenants.usage import FRESH_S
 
-from tests.ask import Answer, ask, refused
+from tests.ask import Answer, ask, refused, submit_command
 from tests.integration.test_limits import until_queued
 from tests.stack import MODEL, Stack, completion
 
@@ -89,3 +90,126 @@ async def test_alone_it_waits_for_nobody(stack: Stack) -> None:
 async def test_without_fairness_it_would_wait_for_the_whole_flood(stack: Stack) -> None:
     waits = await run(stack, 0, others_flood=True)
     assert max(waits) > FLOOD / 2
+
+
+# ---- limits
+
+
+BODY = completion("k" * 10, max_tokens=20)
+"""At most 30 tokens."""
+
+
+async def limited(stack: Stack, *, routers: int = 1, **limits: int) -> tuple[Bus, Client]:
+    """A stack without workers, and a tenant with limits."""
+    for _ in range(routers):
+        stack.add("pdq_router")
+    await stack.start()
+    bus = await stack.connect()
+    await Store(bus).add("a", limits=limits)
+    await asyncio.sleep(1.5)
+    return bus, Client(bus, "a")
+
+
+async def routed(client: Client, number: int) -> list[str]:
+    """Submit requests one after the other, until a router has dealt with each: the events they have then."""
+    events = []
+    for _ in range(number):
+        request = new_request_id()
+        async with client.follow(request, catch_up=False) as follower:
+            await client.submit(BODY, model=MODEL, request=request)
+            async for event in follower.events(20):
+                if event.state is not None and event.state.event != "accepted":
+                    events.append(event.state.event)
+                    break
+    return events
+
+
+async def test_a_tenant_at_its_limit_is_told_so_and_let_in_again(stack: Stack) -> None:
+    bus, client = await limited(stack, requests_in_flight=3)
+    other = Client(bus, "b")
+    assert await routed(client, 3) == ["routed"] * 3
+    answer = await refused(client, BODY)
+    error = answer.state.error
+    assert error.code == "rate_limit_exceeded" and error.retry_after_s == 1.0
+    assert "limit of 3 requests in flight" in error.message
+    assert await routed(other, 5) == ["routed"] * 5
+    code, said = await asyncio.to_thread(submit_command, stack, PDQ_TENANT="a")
+    assert code == 4 and said.startswith("pdq: rate_limit_exceeded: ")
+    stack.add("pdq_worker").start()
+    async with asyncio.timeout(30):
+        while (await ask(client, BODY)).terminal == ["failed"]:
+            await asyncio.sleep(0.1)
+    await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "number"),
+    [({"requests_queued": 4}, 4), ({"tokens_in_flight": 100}, 3), ({"tokens_per_minute": 100}, 3)],
+)
+async def test_each_limit_is_kept(stack: Stack, limits: dict[str, int], number: int) -> None:
+    bus, client = await limited(stack, **limits)
+    assert await routed(client, number + 2) == ["routed"] * number + ["failed"] * 2
+    answer = await refused(client, completion("k" * 10, max_tokens=1_000))
+    assert answer.state.error.code == ("rate_limit_exceeded" if "requests_queued" in limits else "invalid_value")
+    await bus.close()
+
+
+async def test_a_limit_per_minute_counts_what_has_ended(stack: Stack) -> None:
+    stack.add("pdq_worker")
+    bus, client = await limited(stack, requests_per_minute=4)
+    assert [(await ask(client, BODY)).terminal for _ in range(4)] == [["finished"]] * 4
+    answer = await refused(client, BODY)
+    assert answer.state.error.code == "rate_limit_exceeded" and 20 < answer.state.error.retry_after_s <= 61
+    await Store(bus).limit("a", {"requests_per_minute": 5})
+    async with asyncio.timeout(20):  # a limit that is changed counts soon
+        while (await ask(client, BODY)).terminal == ["failed"]:
+            await asyncio.sleep(0.2)
+    await bus.close()
+
+
+async def test_several_routers_count_together(stack: Stack) -> None:
+    bus, client = await limited(stack, routers=3, requests_in_flight=6)
+    assert await routed(client, 12) == ["routed"] * 6 + ["failed"] * 6
+    await bus.close()
+
+
+async def test_a_flood_over_a_limit_passes_it_by_little_with_several_routers(stack: Stack) -> None:
+    bus, client = await limited(stack, routers=2, requests_in_flight=20)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(client.submit(BODY, model=MODEL) for _ in range(200)))
+        while (info := await bus.stream_info(subjects.SUBMIT)) is None or info["state"]["messages"]:
+            await asyncio.sleep(0.1)
+    info = await bus.stream_info(subjects.DECODE)
+    await bus.close()
+    # Each has 32 slots: what both route in the same moment is the most that may pass.
+    assert info is not None and 20 <= info["state"]["messages"] <= 20 + 32
+
+
+async def test_a_router_that_starts_knows_what_is_in_flight(stack: Stack) -> None:
+    bus, client = await limited(stack, requests_in_flight=3, tokens_in_flight=1_000)
+    assert await routed(client, 3) == ["routed"] * 3
+    await until_queued(bus, subjects.DECODE, 3)
+    router = stack.services[0]
+    router.kill()
+    router.start()
+    await asyncio.to_thread(router.wait_ready)
+    assert await routed(client, 2) == ["failed"] * 2
+    await bus.close()
+
+
+async def test_ends_that_a_router_missed_make_room_once_the_broker_is_back(stack: Stack) -> None:
+    bus, client = await limited(stack, requests_in_flight=3)
+    assert await routed(client, 3) == ["routed"] * 3
+    await asyncio.sleep(FRESH_S + 1)
+    # Nobody is told of a purge.
+    await bus.purge(subjects.DECODE, "pdq.decode.*.*.a.*")
+    await bus.purge(subjects.PREFILL, "pdq.prefill.*.*.a.*")
+    assert await routed(client, 1) == ["failed"]
+    await bus.close()
+    stack.broker.kill()
+    stack.broker.start()
+    bus = await stack.connect()
+    async with asyncio.timeout(30):
+        while await routed(Client(bus, "a"), 1) != ["routed"]:
+            await asyncio.sleep(0.2)
+    await bus.close()

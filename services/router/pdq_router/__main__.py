@@ -79,7 +79,7 @@ class Service:
         tenants, usage = Directory(bus), TenantUsage(self.limits.max_deadline_s + LATE_S)
         await tenants.start()
         feed = Feed(bus, usage, prefixes.hear)
-        await bus.patiently(feed.start)
+        await feed.start()
         shares = Shares(usage, Limiter(usage, tenants.limits), tenants.others, self.router.fair_share)
         router = Router(
             bus,

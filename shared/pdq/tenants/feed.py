@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
@@ -30,12 +31,12 @@ class Feed:
         self._usage = usage
         self._others = others
         self._missed = asyncio.Event()
-        self._missed.set()
 
     async def start(self) -> None:
-        """Hear of everything from now on. Raises Unavailable."""
-        await self._bus.follow(subjects.LIVE_STATES, self._hear)
+        """Hear of everything from now on, and count what is in flight. Waits for the broker as `patiently` does."""
+        await self._bus.patiently(partial(self._bus.follow, subjects.LIVE_STATES, self._hear))
         self._bus.on_reconnect(self._missed.set)
+        await self._bus.patiently(self.catch_up)
 
     async def run(self) -> None:
         """Read what was missed, until cancelled."""

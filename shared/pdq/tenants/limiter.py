@@ -1,17 +1,15 @@
 """Admission by a tenant's limits.
 
-Every router counts all requests of all tenants, however they come in, and checks each one right before it is routed;
-a gateway may check before that, so that a flood costs no more than an answer. Between several of them the counts differ
-by what is on its way: a limit on what is in flight or queued may be passed by what the others admit in one round trip
-of the broker, and no 60 seconds hold more than a limit per minute and that. Who starts knows what is in flight from the
-queues, and begins its minute anew.
+Every router counts the requests of all tenants, however they come in, and checks each one right before it is routed.
+Between several routers the counts differ by what is on its way: a limit on what is in flight or queued may be passed by
+what the others admit in one round trip of the broker, and no 60 seconds hold more than a limit per minute and that. A
+router that starts knows what is in flight from the queues, and begins its minute anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from pdq.errors import OverLimit, Rejected
 from pdq.messages import Priority
@@ -37,16 +35,6 @@ class Limiter:
         if (tenant, request) not in self._usage:
             self.check(tenant, tokens)
             self._usage.admit(tenant, request, model=model, priority=priority, tokens=tokens)
-
-    @contextlib.contextmanager
-    def admitted(self, tenant: str, request: str, *, model: str, priority: Priority, tokens: int) -> Iterator[None]:
-        """`admit` around a submit: a request whose submit fails does not count. It counts on after a submit."""
-        self.admit(tenant, request, model=model, priority=priority, tokens=tokens)
-        try:
-            yield
-        except BaseException:
-            self._usage.forget(tenant, request)
-            raise
 
     def check(self, tenant: str, tokens: int) -> None:
         """Raise OverLimit or Rejected where a request of so many tokens is over a limit now, or ever."""
