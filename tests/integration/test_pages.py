@@ -63,7 +63,8 @@ def test_what_a_page_shows_comes_out(page: str, tmp_path: Path, environ: dict[st
     commands = pages.steps(text)
     assert len(commands) > 5
     faults = pages.faults(commands, pages.run(commands, tmp_path, environ, PAGE_S))
-    assert not faults, "\n\n".join(faults)
+    # What follows a fault is often its doing.
+    assert not faults, "\n\n".join(faults[:3])
 
 
 async def test_the_nats_page_holds_for_a_tenant_with_a_key_of_its_own(tmp_path: Path) -> None:
@@ -86,9 +87,10 @@ async def test_the_nats_page_holds_for_a_tenant_with_a_key_of_its_own(tmp_path: 
     assert done.stdout.endswith("complete: True\n")
 
 
-def test_every_command_stands_on_the_cli_page_and_is_run_there() -> None:
-    commands = set(_commands(typer.main.get_command(cli.build()), "pdq"))
-    run = " ".join(step.command for step in pages.steps(text_of("cli")))
+def test_every_command_is_run_on_a_page() -> None:
+    """`pdq batch` has a page, and a test, of its own."""
+    commands = set(_commands(typer.main.get_command(cli.build()), "pdq")) - {"pdq batch"}
+    run = " ".join(step.command for page in PAGES for step in pages.steps(text_of(page)))
     assert {command for command in commands if not re.search(rf"{command}\b", run)} == set()
 
 
