@@ -67,7 +67,14 @@ class KvServer:
         environ["PDQ_MODELS"] = str(self._directory / "models.toml")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command(), env=environ, stdout=log, stderr=subprocess.STDOUT)
-        await wait_ready(self.kv.host, self.kv.http_port, SERVER_START_S)
+        ready = asyncio.create_task(wait_ready(self.kv.host, self.kv.http_port, SERVER_START_S))
+        try:
+            while not ready.done():
+                assert self._process.poll() is None, self.log.read_text()[-2_000:]
+                await asyncio.wait({ready}, timeout=0.2)
+            await ready
+        finally:
+            ready.cancel()
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

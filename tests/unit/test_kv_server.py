@@ -155,6 +155,12 @@ def test_a_pool_needs_its_key_before_anything_starts(tmp_path: Path) -> None:
     assert serve.prepared(kv) is not None
 
 
+@pytest.mark.parametrize(("size_gb", "told_gb"), [(0.01, 10 / 1024), (1.3, 1331 / 1024), (2, 2.0), (1e-9, 1 / 1024)])
+def test_memory_comes_in_whole_mib(size_gb: float, told_gb: float) -> None:
+    arguments = server.arguments(KvSettings(), KvServerSettings(memory_gb=size_gb), 32, None)
+    assert float(arguments[arguments.index("--l1-size-gb") + 1]) == told_gb
+
+
 def test_settings_survive_the_way_into_another_process() -> None:
     kv = kv_of("p2p", mq_timeout_s=1.5)
     assert settings.load(KvSettings, variables(kv)) == kv

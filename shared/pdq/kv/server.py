@@ -132,7 +132,7 @@ def arguments(kv: KvSettings, server: KvServerSettings, chunk_tokens: int, pool:
 
 def _bounds(server: KvServerSettings) -> dict[str, object]:
     return {
-        "--l1-size-gb": server.memory_gb,
+        "--l1-size-gb": _whole_mib(server.memory_gb),
         "--eviction-policy": "LRU",
         "--eviction-trigger-watermark": server.watermark,
         "--eviction-ratio": server.evict_share,
@@ -141,6 +141,11 @@ def _bounds(server: KvServerSettings) -> dict[str, object]:
         "--session-ttl-seconds": server.session_s,
         "--max-workers": server.engines + 1,
     }
+
+
+def _whole_mib(size_gb: float) -> float:
+    """NIXL takes the first tier in pages: a server of p2p with a part of one does not start."""
+    return max(1, int(size_gb * 1024)) / 1024
 
 
 def _eviction(server: KvServerSettings) -> dict[str, object]:
