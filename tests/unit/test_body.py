@@ -7,13 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pdq.api.body import ChatBody, CompletionBody, Message, TextPart, parse_body
+from pdq.api.body import ChatBody, CompletionBody, parse_body
+from pdq.api.chat import Message, TextPart
 from pdq.errors import Rejected
 
 unhurried = hypothesis_settings(deadline=None)
 
 HELLO = [{"role": "user", "content": "hello"}]
 SECRET = "my-secret-prompt-text"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+TOOL = tool("weather", parameters={"type": "object", "properties": {"city": {"type": "string"}}})
 
 
 def chat(**fields: Any) -> bytes:
@@ -111,6 +122,66 @@ def test_an_answer_is_held_to_a_schema() -> None:
     assert parse_body(completion(response_format={"type": "text"})).guide() == parse_body(chat()).guide() == ""
 
 
+def test_a_chat_with_tools() -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Rome?"},
+        # As OpenAI's client sends back what it was given.
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "audio": None,
+            "function_call": None,
+            "tool_calls": [CALL],
+            "reasoning": "Hm.",
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "warm"},
+    ]
+    body = parse_body(chat(messages=turns, tools=[TOOL], parallel_tool_calls=False))
+    assert isinstance(body, ChatBody)
+    assert [message.turn() for message in body.messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Rome?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+            "reasoning": "Hm.",
+            "reasoning_content": "Hm.",
+        },
+        {"role": "tool", "content": "warm", "tool_call_id": "c"},
+    ]
+    tools = body.tool_use()
+    assert tools is not None and json.loads(tools.functions) == [TOOL]
+    assert (tools.choice, tools.name, tools.parallel, tools.strict, tools.guided) == ("auto", "", False, False, False)
+    assert body.tools[0].shown() == TOOL
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[1]", "nonsense", "[" * 100_000])
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    body = parse_body(said({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}))
+    assert isinstance(body, ChatBody)
+    assert body.messages[1].turn()["tool_calls"][0]["function"]["arguments"] == (arguments or {})
+
+
+def test_what_an_answer_may_call_and_must() -> None:
+    def use(**fields: Any) -> Any:
+        body = parse_body(chat(**fields))
+        assert isinstance(body, ChatBody)
+        return body.tool_use()
+
+    odd = tool("any", parameters={"not": {"type": "string"}})
+    named = {"type": "function", "function": {"name": "weather"}}
+    assert use() is use(tools=[]) is use(tool_choice="auto") is use(tools=[TOOL], tool_choice="none") is None
+    assert use(tools=[TOOL, odd]).guided is False, "what is free to be called may have any schema"
+    required, one = use(tools=[TOOL], tool_choice="required"), use(tools=[TOOL], tool_choice=named)
+    assert (required.choice, required.guided) == ("required", True)
+    assert (one.choice, one.name, one.guided) == ("named", "weather", True)
+    assert use(tools=[tool("a", strict=True)]).guided is True
+
+
 def test_null_counts_as_absent() -> None:
     nulls = dict.fromkeys(("model", "max_tokens", "temperature", "seed", "stop", "logit_bias", "user", "n", "stream"))
     assert parse_body(chat(**nulls)) == parse_body(chat())
@@ -197,10 +268,58 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
         said({"role": "user", "content": "a"}, {"role": "owner", "content": "a"}),
         "unknown_role",
         "messages[1].role",
-        ("'owner'", "system, user, assistant"),
+        ("'owner'", "system, developer, user, assistant, tool"),
     ),
-    "developer": (said({"role": "developer", "content": "a"}), "unknown_role", "messages[0].role", ("'developer'",)),
-    "tool": (said({"role": "tool", "content": "a"}), "unknown_role", "messages[0].role", ("'tool'", "assistant")),
+    "function": (said({"role": "function", "content": "a"}), "unknown_role", "messages[0].role", ("'function'",)),
+    "tool": (said({"role": "tool", "content": "a"}), "missing_field", "messages[0].tool_call_id", ("'tool'",)),
+    "a call's id elsewhere": (
+        said({"role": "user", "content": "a", "tool_call_id": "c"}),
+        "invalid_value",
+        "messages[0].tool_call_id",
+        ("only the role 'tool'",),
+    ),
+    "a user's calls": (
+        said({"role": "user", "content": "a", "tool_calls": [CALL]}),
+        "invalid_value",
+        "messages[0].tool_calls",
+        ("only an assistant",),
+    ),
+    "a user's reasoning": (
+        said({"role": "user", "content": "a", "reasoning": SECRET}),
+        "invalid_value",
+        "messages[0].reasoning",
+        ("only an assistant",),
+    ),
+    "an assistant's nothing": (
+        said({"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": []}),
+        "missing_field",
+        "messages[1].content",
+        ("required",),
+    ),
+    "an assistant's audio": (
+        said({"role": "assistant", "content": "a", "audio": {"id": "x"}}),
+        "unknown_field",
+        "messages[0].audio",
+        ("'audio'",),
+    ),
+    "a call of another type": (
+        said({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}),
+        "unsupported",
+        "messages[0].tool_calls[0].type",
+        ("'custom'", "'function'"),
+    ),
+    "a call without a name": (
+        said({"role": "assistant", "tool_calls": [{"id": "c", "function": {"arguments": "{}"}}]}),
+        "missing_field",
+        "messages[0].tool_calls[0].function.name",
+        ("required",),
+    ),
+    "arguments as an object": (
+        said({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]}),
+        "invalid_type",
+        "messages[0].tool_calls[0].function.arguments",
+        ("an object of 1", "str"),
+    ),
     "role number": (said({"role": 3, "content": "a"}), "invalid_type", "messages[0].role", ("3", "str")),
     "no role": (said({"content": "a"}), "missing_field", "messages[0].role", ("messages[0]", "role")),
     "no content": (said({"role": "user"}), "missing_field", "messages[0].content", ("messages[0]", "content")),
@@ -223,12 +342,6 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
         "unsupported",
         "messages[0].content[0].type",
         ("'image_url'", "'text'"),
-    ),
-    "tool calls": (
-        said({"role": "assistant", "content": "a", "tool_calls": []}),
-        "unknown_field",
-        "messages[0].tool_calls",
-        ("'tool_calls'", "messages[0]"),
     ),
     "odd name": (
         said({"role": "user", "content": "a", "name": "<|im_end|>"}),
@@ -324,8 +437,70 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
     "stream string": (chat(stream="yes"), "invalid_type", "stream", ("'yes'", "bool")),
     "user number": (chat(user=7), "invalid_type", "user", ("7", "str")),
     # fields that are not served, by name
-    "tools": (chat(tools=[]), "unsupported", "tools", ("tools", "not served")),
-    "tool_choice": (chat(tool_choice="auto"), "unsupported", "tool_choice", ("tool_choice", "not served")),
+    "tools of a prompt": (completion(tools=[TOOL]), "unsupported", "tools", ("tools", "not served")),
+    "modalities": (chat(modalities=["audio"]), "unsupported", "modalities", ("modalities", "not served")),
+    # tools
+    "tools object": (chat(tools={}), "invalid_type", "tools", ("an object of 0", "array")),
+    "129 tools": (chat(tools=[TOOL] * 129), "invalid_value", "tools", ("129 items", "<= 128")),
+    "a built-in tool": (
+        chat(tools=[{"type": "web_search"}]),
+        "unsupported",
+        "tools[0].type",
+        ("'web_search'", "only 'function'"),
+    ),
+    "a tool without a name": (
+        chat(tools=[{"type": "function", "function": {}}]),
+        "missing_field",
+        "tools[0].function.name",
+        ("required",),
+    ),
+    "a tool's odd name": (chat(tools=[tool("a.b")]), "invalid_value", "tools[0].function.name", ("'a.b'", "{1,64}")),
+    "two of a name": (chat(tools=[TOOL, TOOL]), "invalid_value", "tools[1].function.name", ("'weather'", "earlier")),
+    "a tool's description": (
+        chat(tools=[tool("a", description=[SECRET])]),
+        "invalid_type",
+        "tools[0].function.description",
+        ("1 items", "str"),
+    ),
+    "large tools": (
+        chat(tools=[tool("a", description="x" * 131_072)]),
+        "invalid_value",
+        "tools",
+        ("bytes", "131072"),
+    ),
+    "a choice of none": (chat(tool_choice="required"), "invalid_value", "tool_choice", ("no tools",)),
+    "a name of none": (
+        chat(tool_choice={"type": "function", "function": {"name": "a"}}),
+        "invalid_value",
+        "tool_choice",
+        ("no tools",),
+    ),
+    "another choice": (
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "rain"}}),
+        "invalid_value",
+        "tool_choice.function.name",
+        ("'rain'", "none of the tools"),
+    ),
+    "an odd choice": (chat(tools=[TOOL], tool_choice="any"), "unsupported", "tool_choice", ("'any'", "'required'")),
+    "allowed tools": (
+        chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {}}),
+        "unsupported",
+        "tool_choice.type",
+        ("'allowed_tools'", "'function'"),
+    ),
+    "parallel": (chat(tools=[TOOL], parallel_tool_calls="no"), "invalid_type", "parallel_tool_calls", ("'no'", "bool")),
+    "a schema that a forced call cannot keep": (
+        chat(tools=[tool("a", parameters={"not": {}})], tool_choice="required"),
+        "unsupported",
+        "tools[0].function.parameters.not",
+        ("no grammar",),
+    ),
+    "a schema that a strict call cannot keep": (
+        chat(tools=[TOOL, tool("a", parameters={"properties": {"x": {"type": "date"}}}, strict=True)]),
+        "invalid_value",
+        "tools[1].function.parameters.properties.x.type",
+        ("'date'",),
+    ),
     "functions": (chat(functions=[]), "unsupported", "functions", ("functions", "not served")),
     "echo": (completion(echo=True), "unsupported", "echo", ("echo", "not served")),
     "best_of": (completion(best_of=2), "unsupported", "best_of", ("best_of", "not served")),
@@ -397,7 +572,8 @@ likely = st.one_of(
     json_values,
     st.sampled_from([HELLO, "hello", [1, 2], 1, 0.5, True, {"7": 1}, {"type": "text"}]),
     st.lists(
-        st.dictionaries(st.sampled_from(["role", "content", "name", "text"]), json_values, max_size=4), max_size=3
+        st.dictionaries(st.sampled_from(["role", "content", "name", "text", "tool_calls"]), json_values, max_size=4),
+        max_size=3,
     ),
 )
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pdq import settings
 from pdq.errors import Misconfigured, Rejected
 from pdq.settings import ModelSpec
-from pdq_router.tokens import HfTokenizer, any_of, check_ids, load_tokenizer
+from pdq_router.controls import any_of
+from pdq_router.tokens import HfTokenizer, check_ids, load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 unhurried = hypothesis_settings(deadline=None)
@@ -123,6 +124,86 @@ def test_control_tokens_in_a_message_are_text(tokenizer: HfTokenizer, plain: Tok
     assert text.startswith(f"<|im_start|>user\nthe {attack} dog<|im_end|>\n<|im_start|>user\n{attack}<|im_end|>")
 
 
+CALLING = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n"
+    "{% for name, spec in tool.function.parameters.properties.items() %}"
+    "<{{ name }}>{{ spec.description }}{% endfor %}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function.name }}"
+    "{% for name, value in call.function.arguments.items() %}<{{ name }}>{{ value }}</{{ name }}>{% endfor %}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+)
+"""Like those of models that write calls as tags: it puts its own brackets around what people write."""
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
+    return HfTokenizer.load(write_tokenizer(tmp_path_factory.mktemp("caller"), template=CALLING))
+
+
+def tool_of(name: str, description: str) -> dict[str, Any]:
+    properties = {name: {"type": "string", "description": description, "enum": [description]}}
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+
+
+def called(arguments: object) -> dict[str, Any]:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def test_tools_and_calls_have_the_ids_of_the_rendered_template(caller: HfTokenizer, plain: Tokenizer) -> None:
+    tool = tool_of("city", "where it is, in <km>")
+    ids = caller.encode_chat([*said("the dog"), called({"city": "Rome é"})], [tool])
+    shown = json.dumps(tool, ensure_ascii=False)
+    rendered = (
+        f"<|im_start|>system\n{shown}\n<city>where it is, in <km><|im_end|>\n<|im_start|>user\nthe dog<|im_end|>\n"
+        "<|im_start|>assistant\n<tool_call>f<city>Rome é</city><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert plain.decode(ids, skip_special_tokens=False) == rendered
+    assert ids == plain.encode(rendered, add_special_tokens=False).ids
+
+
+PARTS = ["|im_end|", "im_end", "s", "|im_end|>", "<|im_end|", "im_end|>x", "x<|im_", "|begin|", "<s", "s>>"]
+
+
+@pytest.mark.parametrize("text", [*ATTACKS, *PARTS])
+def test_control_tokens_in_tools_and_calls_are_text(caller: HfTokenizer, plain: Tokenizer, text: str) -> None:
+    """Nor does the template's bracket make one of a part of it."""
+    for tools, messages in (
+        ([tool_of(text, "a")], said("a")),
+        ([tool_of("a", text)], said("a")),
+        ([tool_of(text, text)], [*said("a"), called({text: text})]),
+        ([], [*said("a"), called({"a": text})]),
+        ([], [*said("a"), called({text: "a"})]),
+    ):
+        ids = caller.encode_chat(messages, tools)
+        turns = bool(tools) + len(messages)
+        assert [token for token in ids if token < len(CONTROLS)] == [*([START, END] * turns), START]
+        assert text in plain.decode(ids, skip_special_tokens=False)
+
+
+@unhurried
+@given(st.recursive(st.text("<|>ims_end", max_size=9), lambda inner: st.dictionaries(st.text("<|>s"), inner)))
+def test_no_part_of_a_tool_becomes_a_control_token(caller: HfTokenizer, value: Any) -> None:
+    tool = tool_of("a", "a")
+    tool["function"]["parameters"]["properties"]["a"]["enum"] = [value]
+    ids = caller.encode_chat([*said("a"), called({"a": value})], [tool])
+    assert [token for token in ids if token < len(CONTROLS)] == [START, END] * 3 + [START]
+
+
+def test_tools_need_a_place_in_the_template(tokenizer: HfTokenizer) -> None:
+    with pytest.raises(Rejected, match="no place") as caught:
+        tokenizer.encode_chat(said("a"), [tool_of("a", "a")])
+    assert (caught.value.code, caught.value.param) == ("unsupported", "tools")
+
+
+def test_arguments_that_a_template_cannot_take_are_the_request_s_fault(caller: HfTokenizer) -> None:
+    with pytest.raises(Rejected, match="do not fit") as caught:
+        caller.encode_chat([*said("a"), called("no object")])
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages")
+    assert "no object" not in str(caught.value)
+
+
 @unhurried
 @given(st.lists(st.text("<|>a.", min_size=1, max_size=5), min_size=1, max_size=8), st.text("<|>a.", max_size=20))
 def test_any_of_finds_the_longest_of_its_texts(texts: list[str], text: str) -> None:
@@ -191,6 +272,15 @@ def test_bytes_models_need_no_files() -> None:
     tokenizer = load_tokenizer(ModelSpec(slug="sim", id="sim", tokenizer="bytes", max_model_len=64, vocab_size=512))
     assert tokenizer.encode("aé") == [97, 0xC3, 0xA9]
     assert bytes(tokenizer.encode_chat(said("hi"))).decode() == "<|user|>\nhi\n<|assistant|>\n"
+
+
+def test_bytes_models_show_tools_and_calls() -> None:
+    tokenizer = load_tokenizer(ModelSpec(slug="sim", id="sim", tokenizer="bytes", max_model_len=64, vocab_size=512))
+    text = bytes(tokenizer.encode_chat([*said("hi"), called({"a": "é"})], [{"type": "function"}])).decode()
+    assert text == (
+        '<|tools|>\n[{"type": "function"}]\n<|user|>\nhi\n'
+        '<|assistant|>\n<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>\n<|assistant|>\n'
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from typing import TypeVar, get_args
 
 import msgspec
 from pdq import subjects
-from pdq.api.body import Body, ChatBody, Message, parse_body
+from pdq.api.body import Body, ChatBody, parse_body
 from pdq.api.refusals import Code, refuse, shown
 from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REPLAY_HEADER, REQUEST_HEADER
 from pdq.errors import Rejected
-from pdq.messages import PRIORITIES, AskedOrder, Priority, Sampling
+from pdq.messages import PRIORITIES, AskedOrder, Priority, Sampling, Tools
 from pdq.settings import Models, ModelSpec
 
 from pdq_router.tokens import Tokenizer, check_ids
@@ -55,10 +55,12 @@ def prepare(
     spec = find_model(models, subject_model)
     body = parse_body(raw)
     _check_model(body, spec)
+    tools = _tools(body, spec)
     prompt = _tokenise(body, spec, tokenizers[spec.slug])
-    return Prepared(
-        spec=spec, prompt=tuple(prompt), sampling=_sampling(body, spec, len(prompt), request, default_max_tokens)
-    )
+    sampling = _sampling(body, spec, len(prompt), request, default_max_tokens)
+    parsed = tools is not None or (isinstance(body, ChatBody) and bool(spec.reasoning_parser))
+    sampling = msgspec.structs.replace(sampling, tools=tools, parsed=parsed)
+    return Prepared(spec=spec, prompt=tuple(prompt), sampling=sampling)
 
 
 def find_model(models: Models, slug: str) -> ModelSpec:
@@ -79,20 +81,24 @@ def _check_model(body: Body, spec: ModelSpec) -> None:
         raise refuse("model_mismatch", "model", f"model is {shown(body.model)}; {expected}")
 
 
+def _tools(body: Body, spec: ModelSpec) -> Tools | None:
+    tools = body.tool_use() if isinstance(body, ChatBody) else None
+    if tools is not None and not spec.tool_parser:
+        message = f"tools are not served for {spec.slug}: its table in models.toml names no tool_parser"
+        raise refuse("unsupported", "tools", message)
+    return tools
+
+
 def _tokenise(body: Body, spec: ModelSpec, tokenizer: Tokenizer) -> list[int]:
     if isinstance(body, ChatBody):
-        param, ids = "messages", tokenizer.encode_chat([_turn(message) for message in body.messages])
+        tools = [] if body.tool_choice == "none" else [tool.shown() for tool in body.tools]
+        param, ids = "messages", tokenizer.encode_chat([message.turn() for message in body.messages], tools)
     elif isinstance(body.prompt, str):
         param, ids = "prompt", tokenizer.encode(body.prompt)
     else:
         param, ids = "prompt", body.prompt
     _check_prompt(param, ids, spec)
     return ids
-
-
-def _turn(message: Message) -> dict[str, str]:
-    turn = {"role": message.role, "content": message.text}
-    return turn if message.name is None else {**turn, "name": message.name}
 
 
 def _check_prompt(param: str, ids: list[int], spec: ModelSpec) -> None:

@@ -1,7 +1,8 @@
 """Text to token ids with a model's own tokenizer and chat template; no weights, no torch.
 
-Control tokens. What stands in a message is text: `<|im_end|>` typed by a user is tokenised as the characters it
-is, and cannot end a turn or open one in another role. A `prompt` (completions) is the caller's whole, like an
+Control tokens. What stands in a message or a tool is text: `<|im_end|>` typed by a user is tokenised as the characters
+it is, and cannot end a turn or open one in another role; nor can a template put one together of its own characters and
+theirs (`<` and a parameter named `|im_end|`). A `prompt` (completions) is the caller's whole, like an
 array of ids: control tokens in it count, so that people can render a template themselves.
 
 Cost: 0.5 to 1.6 ms per kB of text (SmolLM2, one core), linear; the GIL is released. Callers on an event loop
@@ -11,6 +12,7 @@ give bodies beyond `INLINE_BYTES` to a thread.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +23,15 @@ from pdq.bytes_tokenizer import BytesTokenizer
 from pdq.errors import Misconfigured
 from pdq.settings import ModelSpec
 
+from pdq_router.controls import Guard
+
 INLINE_BYTES = 4_096
 """Bodies up to this size take a few milliseconds: less than a thread would save."""
 
-ChatMessages = Sequence[Mapping[str, str]]
-"""Turns with `role` and `content`, and `name` where given; checked before."""
+ChatMessages = Sequence[Mapping[str, Any]]
+"""Turns with `role` and `content`, and what else they have (`pdq.api.chat.Message.turn`); checked before."""
+Tools = Sequence[Mapping[str, Any]]
+"""Tools as templates take them (`pdq.api.chat.Tool.shown`)."""
 
 
 class Tokenizer(Protocol):
@@ -34,7 +40,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of a whole prompt, with what the tokenizer puts around every text (a begin token)."""
 
-    def encode_chat(self, messages: ChatMessages) -> list[int]:
+    def encode_chat(self, messages: ChatMessages, tools: Tools = ()) -> list[int]:
         """Ids of a chat, ready for the assistant's turn. Raises Rejected when the template cannot render it."""
 
 
@@ -54,8 +60,19 @@ class BytesChat:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
 
-    def encode_chat(self, messages: ChatMessages) -> list[int]:
-        return self._tokenizer.encode(self._tokenizer.chat(messages))
+    def encode_chat(self, messages: ChatMessages, tools: Tools = ()) -> list[int]:
+        shown = [{"role": "tools", "content": json.dumps(tools, ensure_ascii=False)}] if tools else []
+        return self._tokenizer.encode(self._tokenizer.chat([*shown, *map(_with_calls, messages)]))
+
+
+def _with_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = [f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>" for call in _calls(message)]
+    return {**message, "content": "".join([message["content"], *calls])}
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = message.get("tool_calls", [])
+    return calls
 
 
 class HfTokenizer:
@@ -64,14 +81,13 @@ class HfTokenizer:
     `tokenizer` is a `tokenizers.Tokenizer`; `render` fills the chat template, and is None where there is none.
     """
 
-    def __init__(self, tokenizer: Any, render: Callable[[ChatMessages], str] | None) -> None:
+    def __init__(self, tokenizer: Any, render: Render | None) -> None:
         self._with_controls = _whole(tokenizer)
         self._as_text = _whole(tokenizer)
         self._as_text.encode_special_tokens = True
         self._render = render
         self._literals = _literals(tokenizer)
-        self._numbers = {text: str(number) for number, text in enumerate(self._literals)}
-        self._literal = re.compile(any_of(self._literals))
+        self._guard = Guard(self._literals)
 
     @classmethod
     def load(cls, spec: ModelSpec) -> HfTokenizer:
@@ -93,43 +109,30 @@ class HfTokenizer:
         ids: list[int] = self._with_controls.encode(text).ids
         return ids
 
-    def encode_chat(self, messages: ChatMessages) -> list[int]:
+    def encode_chat(self, messages: ChatMessages, tools: Tools = ()) -> list[int]:
         if self._render is None:
             raise refuse("unsupported", "messages", "messages cannot be used: the model has no chat template")
-        marked = [{**message, "content": self._literal.sub(self._mark, message["content"])} for message in messages]
+        rendered = self._render(
+            [self._marked(message) for message in messages], [self._guard.mark_all(tool) for tool in tools]
+        )
         ids: list[int] = []
-        for index, piece in enumerate(_MARKED.split(self._render(marked))):
-            # Pieces alternate: the template with the text of messages, then the number of a literal.
-            tokenizer, text = (self._as_text, self._literals[int(piece)]) if index % 2 else (self._with_controls, piece)
-            ids += tokenizer.encode(text, add_special_tokens=False).ids
+        for text, literal in self._guard.split(rendered):
+            ids += (self._as_text if literal else self._with_controls).encode(text, add_special_tokens=False).ids
         return ids
 
-    def _mark(self, found: re.Match[str]) -> str:
-        return f"{_MARK}{self._numbers[found[0]]}{_MARK}"
-
-
-_MARK = "\ue000"
-"""A private-use character. In a message it is a literal like any control token, so it cannot forge a mark."""
-_MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
+    def _marked(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        texts = {name: self._guard.mark(value) for name, value in message.items() if isinstance(value, str)}
+        return {
+            **message,
+            **texts,
+            **({"tool_calls": self._guard.mark_all(calls)} if (calls := _calls(message)) else {}),
+        }
 
 
 def _literals(tokenizer: Any) -> list[str]:
     """Strings that a message may hold as text only."""
     added = tokenizer.get_added_tokens_decoder().values()
-    return [_MARK, *sorted(token.content for token in added if token.special and token.content)]
-
-
-def any_of(texts: Sequence[str]) -> str:
-    """A regular expression for the longest of `texts` at a place. Common beginnings are shared: a model may have
-    a thousand control tokens, and tried one by one they make a text of "<<<<" take seconds with the GIL held."""
-    tails: dict[str, list[str]] = {}
-    for text in texts:
-        tails.setdefault(text[:1], []).append(text[1:])
-    may_end = tails.pop("", None) is not None
-    branches = [re.escape(head) + any_of(rest) for head, rest in tails.items()]
-    if not branches:
-        return ""
-    return f"(?:{'|'.join(branches)}){'?' * may_end}"
+    return sorted(token.content for token in added if token.special and token.content)
 
 
 def _whole(tokenizer: Any) -> Any:
@@ -140,19 +143,42 @@ def _whole(tokenizer: Any) -> Any:
     return own
 
 
-def _template(loaded: Any) -> Callable[[ChatMessages], str]:
-    from jinja2 import TemplateError
+Render = Callable[[ChatMessages, Tools], str]
 
-    def render(messages: ChatMessages) -> str:
+
+def _template(loaded: Any) -> Render:
+    from jinja2.exceptions import TemplateError
+
+    uses_tools = "tools" in _variables(loaded)
+
+    def render(messages: ChatMessages, tools: Tools) -> str:
+        if tools and not uses_tools:
+            raise refuse(
+                "unsupported", "tools", "tools cannot be used: the model's chat template has no place for them"
+            )
         try:
-            text: str = loaded.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as exc:
-            # Not chained, and cut: a template may quote what it was given.
-            verdict = " ".join(str(exc).split())[:80]
+            text: str = loaded.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as exc:
+            # Not chained, and cut: a template may quote what it was given. What its Python side raises is not its own.
+            verdict = " ".join(str(exc).split())[:80] if isinstance(exc, TemplateError) else type(exc).__name__
             raise refuse("invalid_value", "messages", f"messages do not fit the chat template: {verdict}") from None
         return text
 
     return render
+
+
+def _variables(loaded: Any) -> set[str]:
+    """What the model's chat templates look for."""
+    from jinja2 import Environment, meta
+
+    template = loaded.chat_template
+    texts = template.values() if isinstance(template, dict) else [template]
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    for tag in ("generation", "endgeneration"):
+        texts = [re.sub(rf"{{%-?\s*{tag}\s*-?%}}", "", text) for text in texts]
+    return set().union(*(meta.find_undeclared_variables(environment.parse(text)) for text in texts))
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

@@ -10,83 +10,32 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from pdq.api.chat import MOST_TOOLS, NULLS, Choice, Message, Strict, Tool, tool_use
+from pdq.api.format import ResponseFormat
 from pdq.api.refusals import Code, field_name, hidden, refuse, shown
-from pdq.api.schema import check_schema
 from pdq.errors import Rejected
+from pdq.messages import Tools
 
 LONGEST_STOP_CHARS = 1024
 MOST_STOP_TOKEN_IDS = 64
 MOST_LOGIT_BIASES = 300
 """Well below what vLLM holds per request (128 and 1024); beyond that its worker dies."""
-ANY_OBJECT = '{"type":"object"}'
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=LONGEST_STOP_CHARS)]
-Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A field without a place here is an error."""
-
-
-class TextPart(_Strict, frozen=True, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Strict, frozen=True, kw_only=True):
-    """One turn. Roles are those that chat templates in general know."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
-    name: Name | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string; parts are joined by line ends, as vLLM's own server does."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-
-
-class JsonSchema(_Strict, frozen=True, kw_only=True):
-    """`strict` is accepted, and changes nothing: an answer is always held to its schema."""
-
-    name: Name
-    schema: dict[str, Any]
-    description: str = ""
-    strict: bool | None = None
-
-
-class ResponseFormat(_Strict, frozen=True, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def guide(self) -> str:
-        """As `Sampling.guide`. Raises Rejected, naming the place in the schema."""
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _odd_schema(self)
-        if self.json_schema is not None:
-            return check_schema(self.json_schema.schema, "response_format.json_schema.schema")
-        return ANY_OBJECT if self.type == "json_object" else ""
-
-
-def _odd_schema(given: ResponseFormat) -> Rejected:
-    param = "response_format.json_schema"
-    if given.json_schema is None:
-        return refuse("missing_field", param, "response_format has no json_schema; its type 'json_schema' needs it")
-    return refuse("invalid_value", param, f"{param} is given; it needs the type 'json_schema', not {given.type!r}")
-
-
-class StreamOptions(_Strict, frozen=True, kw_only=True):
+class StreamOptions(Strict, frozen=True, kw_only=True):
     include_usage: bool = False
     """Over HTTP: one more chunk at the end tells the tokens used."""
 
 
-class _Common(_Strict, frozen=True, kw_only=True):
+class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both shapes share."""
 
     model: str | None = None
@@ -129,6 +78,9 @@ class _Common(_Strict, frozen=True, kw_only=True):
 
 class ChatBody(_Common, frozen=True, kw_only=True):
     messages: list[Message]
+    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -137,6 +89,10 @@ class ChatBody(_Common, frozen=True, kw_only=True):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().limit()
+
+    def tool_use(self) -> Tools | None:
+        """As `Sampling.tools`. Raises Rejected, naming the place."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def num_logprobs(self) -> int | None:
         """As `Sampling.logprobs`: None = none, 0 = the sampled token's only."""
@@ -169,6 +125,8 @@ def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
     if not isinstance(document, dict):
         raise refuse("invalid_json", None, f"body is {hidden(document)}; expected a JSON object")
     fields = {name: value for name, value in document.items() if value is not None}
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_without_nulls(message) for message in fields["messages"]]
     kind = _kind(fields)
     _refuse_unknown(document, kind)
     try:
@@ -205,6 +163,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
+def _without_nulls(message: Any) -> Any:
+    """A message as OpenAI's clients send it back: what the assistant did not do is null."""
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return message
+    return {name: value for name, value in message.items() if value is not None or name not in NULLS}
+
+
 def _kind(fields: dict[str, Any]) -> type[ChatBody] | type[CompletionBody]:
     if "messages" in fields and "prompt" in fields:
         raise refuse("invalid_value", "prompt", "body has both messages and prompt; expected one of them")
@@ -230,7 +195,7 @@ def _unknown(parent: str, name: str) -> Rejected:
 
 _AT = re.compile(r"(?s)(.*) - at `\$([^`]*)`\Z")
 _NAMED = re.compile(r"(?s)Object (contains unknown|missing required) field `(.*)`")
-_PRIVATE = re.compile(r"(messages|prompt|user|metadata)\b(?!.*\.(role|name|type)\Z)")
+_PRIVATE = re.compile(r"(messages|prompt|tools|user|metadata)\b(?!.*\.(role|name|type)\Z)")
 
 
 def _explained(fields: dict[str, Any], text: str) -> Rejected:
@@ -257,9 +222,16 @@ def _missing(parent: str, name: str) -> Rejected:
 
 def _refused_choice(param: str, described: str) -> Rejected:
     if param.endswith(".role"):
-        return refuse("unknown_role", param, f"{described}; expected one of system, user, assistant")
-    served = "'text', 'json_object' and 'json_schema' are" if param.startswith("response_format") else "'text' is"
+        return refuse("unknown_role", param, f"{described}; expected one of system, developer, user, assistant, tool")
+    served = next((text for place, text in _SERVED if place.match(param)), "'text' is")
     return refuse("unsupported", param, f"{described}; only {served} served")
+
+
+_SERVED = (
+    (re.compile(r"response_format\."), "'text', 'json_object' and 'json_schema' are"),
+    (re.compile(r"tool_choice\Z"), "'none', 'auto', 'required' and a function are"),
+    (re.compile(r"tools\b|tool_choice\b|.*\.tool_calls\b"), "'function' is"),
+)
 
 
 def _value_at(value: Any, path: str) -> Any:
@@ -286,6 +258,9 @@ def _check(body: Body, most_choices: int) -> None:
 
 
 def _check_chat(body: ChatBody) -> None:
+    for index, turn in enumerate(body.messages):
+        turn.check(f"messages[{index}]")
+    body.tool_use()
     if not any(message.text.strip() for message in body.messages):
         message = f"messages is {hidden(body.messages)}, none with text; expected at least one"
         raise refuse("empty_prompt", "messages", message)

@@ -104,7 +104,9 @@ class _Check:
             raise _bad(f"{place}.enum", f"is {shown(schema['enum'])}; expected an array of at least one value")
         for name in _COUNTS:
             if name in schema and not (_is_number(schema[name], int) and 0 <= schema[name] <= LARGEST_BOUND):
-                raise _bad(f"{place}.{name}", f"is {shown(schema[name])}; expected an integer from 0 to {LARGEST_BOUND}")
+                raise _bad(
+                    f"{place}.{name}", f"is {shown(schema[name])}; expected an integer from 0 to {LARGEST_BOUND}"
+                )
         for name in _NUMBERS:
             if name in schema and not _is_number(schema[name], int | float):
                 raise _bad(f"{place}.{name}", f"is {shown(schema[name])}; expected a number")
