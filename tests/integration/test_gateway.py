@@ -29,9 +29,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack.add("pdq_decode", PDQ_ENGINE_SIM_PROFILE=SLOW)
     for _ in range(2):
         stack.add("pdq_gateway", PDQ_GATEWAY_KEEP_ALIVE_S="1")
-    asyncio.run(stack.start())
-    yield stack
-    stack.stop()
+    try:
+        asyncio.run(stack.start())
+        yield stack
+    finally:
+        stack.stop()
 
 
 @pytest.fixture
