@@ -10,7 +10,22 @@ import sys
 
 import typer
 
-from pdq.cli import accounts, doctor, exits, explain, kv, operators, output, purge, requests, setup, stack, tenant, verify
+from pdq.cli import (
+    accounts,
+    batch,
+    doctor,
+    exits,
+    explain,
+    kv,
+    operators,
+    output,
+    purge,
+    requests,
+    setup,
+    stack,
+    tenant,
+    verify,
+)
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
 
@@ -43,6 +58,7 @@ def build() -> typer.Typer:
         requests.attach,
         requests.cancel,
         purge.purge,
+        batch.batch,
         requests.trace,
         explain.explain,
         kv.kv,

@@ -30,8 +30,13 @@ class OutputFailed(PdqError):
 
 def write(text: str) -> None:
     """Write to stdout, now. Raises OutputClosed or OutputFailed."""
+    write_bytes(text.encode("utf-8", "replace"))
+
+
+def write_bytes(data: bytes) -> None:
+    """As `write`."""
     try:
-        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except OSError as exc:
         abandon_stdout()
