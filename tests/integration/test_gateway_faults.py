@@ -57,7 +57,7 @@ async def told(asking: Any) -> tuple[int, str, str | None]:
     return answer.status_code, answer.json()["error"]["code"], answer.headers.get("retry-after")
 
 
-async def test_no_router_is_unavailable_and_the_request_is_not_left_behind(stack: Stack) -> None:
+async def test_no_router_is_unavailable(stack: Stack) -> None:
     [gateway] = await served(stack, {}, {"PDQ_GATEWAY_ACCEPT_S": "1"})
     stack.services[0].kill()
     async with http(gateway) as client:

@@ -138,7 +138,7 @@ def _on_http(request: Http, error: HTTPException) -> Response[bytes]:
 
 def _nothing_at(path: str) -> str:
     what = not_served(path)
-    return f"{what} are not served" if what else "there is nothing at this path"
+    return f"pdq does not serve {what}" if what else "there is nothing at this path"
 
 
 def _on_unexpected(request: Http, error: Exception) -> Response[bytes]:

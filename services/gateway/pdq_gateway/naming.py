@@ -14,7 +14,7 @@ from pdq import subjects
 
 MOST_CHOICES = 8
 _COUNTED = re.compile(rf"(.+)-n([2-{MOST_CHOICES}])\Z")
-_PLACE = re.compile(rf"(\d{{1,19}}(?:\.\d{{1,19}}){{0,{MOST_CHOICES - 1}}})(\.end)?\Z")
+_PLACE = re.compile(rf"([0-9]{{1,19}}(?:\.[0-9]{{1,19}}){{0,{MOST_CHOICES - 1}}})(\.end)?\Z")
 
 
 class Name(msgspec.Struct, frozen=True):
