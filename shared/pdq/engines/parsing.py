@@ -9,24 +9,20 @@ vLLM is imported when the parsers are made, not before: it takes seconds.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from pdq.engines.base import Work
+from pdq.engines.calls import Calls, joined
 from pdq.errors import Misconfigured, Rejected, Unavailable
 from pdq.messages import CallDelta, Delta, FinishReason, Tools
 from pdq.settings import ModelSpec
 
 log = logging.getLogger("pdq.engine")
-
-ID_CHARS = 24
-MISTRAL_ID_CHARS = 9
-"""What Mistral's chat templates accept, and its parser makes."""
 
 
 class Parsers:
@@ -101,7 +97,7 @@ class Reading:
     def resume(self, ended: FinishReason | None) -> None:
         """Read what was shown before; `ended`: how the answer ended, if that is all of it. Time is that of parsing it
         all again: for long answers, call it in a thread."""
-        self._before = _joined(self._read(self._work.shown, ended is not None, ended == "stop", free=True))
+        self._before = joined(self._read(self._work.shown, ended is not None, ended == "stop", free=True))
 
     def take(self, completion: Any) -> Delta:
         """What one of vLLM's outputs adds (its `outputs[0]`)."""
@@ -110,7 +106,7 @@ class Reading:
         self._room += len(completion.text)
         free = not self._work.sampling.stop
         before, self._before = self._before, Delta()
-        return _joined((before, *self._read(completion.token_ids, ended, by_token, free)))
+        return joined((before, *self._read(completion.token_ids, ended, by_token, free)))
 
     def reason(self, reason: FinishReason) -> FinishReason:
         """How the answer ended, once all of it is read: `tool_calls` where it ended by itself after whole calls."""
@@ -147,7 +143,21 @@ class Reading:
             )
             self._left = True
             return Delta(content=piece)
-        return self._calls.delta(message) if message is not None else Delta()
+        return self._delta(message) if message is not None else Delta()
+
+    def _delta(self, message: Any) -> Delta:
+        """A DeltaMessage of vLLM's as ours."""
+        calls = (self._call(call) for call in message.tool_calls)
+        return Delta(
+            content=message.content or "",
+            reasoning=message.reasoning or "",
+            tool_calls=tuple(call for call in calls if call is not None),
+        )
+
+    def _call(self, call: Any) -> CallDelta | None:
+        function = call.function
+        name, arguments = (function.name or "", function.arguments or "") if function is not None else ("", "")
+        return self._calls.piece(call.index, name, arguments, call.id or "")
 
 
 class Pieces:
@@ -172,70 +182,6 @@ class Pieces:
             # Bytes that are no text can confuse it; vLLM begins anew there too.
             self._stream = self._new()
             return self._stream.step(self._tokenizer, token) or ""
-
-
-class Calls:
-    """The tool calls of one answer: numbered from 0 without gaps, named after the request, each begun by its name."""
-
-    def __init__(self, work: Work) -> None:
-        tools = work.sampling.tools
-        # An attempt is part of a work's name, and must not be part of a call's.
-        self._request = work.request.rsplit(".d", 1)[0]
-        self._most = 1 if tools is not None and not tools.parallel else None
-        self._places: dict[int, int] = {}
-        self._arguments: list[str] = []
-        self._early: dict[int, str] = {}
-
-    @property
-    def whole(self) -> bool:
-        """There is a call, and the arguments of each are a JSON object."""
-        return bool(self._arguments) and all(map(_is_object, self._arguments))
-
-    def delta(self, message: Any) -> Delta:
-        """A DeltaMessage of vLLM's as ours."""
-        pieces = (self._piece(call) for call in message.tool_calls)
-        calls = tuple(piece for piece in pieces if piece is not None)
-        return Delta(content=message.content or "", reasoning=message.reasoning or "", tool_calls=calls)
-
-    def _piece(self, call: Any) -> CallDelta | None:
-        function = call.function
-        name, arguments = (function.name or "", function.arguments or "") if function is not None else ("", "")
-        if call.index in self._places:
-            index = self._places[call.index]
-            self._arguments[index] += arguments
-            return CallDelta(index=index, arguments=arguments) if arguments else None
-        arguments = self._early.pop(call.index, "") + arguments
-        if not name:
-            self._early[call.index] = arguments
-            return None
-        if len(self._arguments) == self._most:
-            return None
-        index = self._places[call.index] = len(self._arguments)
-        self._arguments.append(arguments)
-        return CallDelta(index=index, id=self._id(index, call.id or ""), name=name, arguments=arguments)
-
-    def _id(self, index: int, given: str) -> str:
-        """Fixed, where vLLM's is random. One that says something (Kimi's `functions.<name>:<number>`) stays."""
-        if given.startswith("functions."):
-            return given
-        digest = hashlib.sha256(f"{self._request}:{index}".encode()).hexdigest()
-        return digest[:MISTRAL_ID_CHARS] if len(given) == MISTRAL_ID_CHARS else f"call_{digest[:ID_CHARS]}"
-
-
-def _joined(deltas: Iterable[Delta]) -> Delta:
-    content, reasoning, calls = "", "", list[CallDelta]()
-    for delta in deltas:
-        content += delta.content
-        reasoning += delta.reasoning
-        calls += delta.tool_calls
-    return Delta(content=content, reasoning=reasoning, tool_calls=tuple(calls))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _tools(work: Work) -> Any:

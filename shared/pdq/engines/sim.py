@@ -27,7 +27,9 @@ from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Wor
 from pdq.engines.sim_faults import Faults
 from pdq.engines.sim_kv import KvDirectory, Loaded
 from pdq.engines.sim_model import START, STATE_BYTES, Generation
+from pdq.engines.sim_parser import SimReading
 from pdq.engines.sim_saver import Saver
+from pdq.engines.sim_script import Script, script_of
 from pdq.engines.sim_steps import Running, StepLoop
 from pdq.engines.sim_tasks import Tasks
 from pdq.engines.sim_tier import Tier, ended
@@ -123,13 +125,17 @@ class SimEngine:
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
         """See the contract; one token per `Tokens`. Aborted: Interrupted."""
         check(work, self._spec)
+        reading = SimReading(work) if work.sampling.parsed else None
+        if reading is not None:
+            reading.resume(self._tokenizer.decode(work.shown))
         if (reason := ended_before(work, self._tokenizer.eos_token_ids)) is not None:
-            yield Done(finish_reason=reason, loaded_tokens=0)
+            yield Done(finish_reason=reading.reason(reason) if reading else reason, loaded_tokens=0)
             return
+        script = self._script(work)
         work = continued(work)
 
         async def body(put: Callable[[Tokens | Done], None]) -> None:
-            put(await self._decode(work, put))
+            put(await self._decode(work, put, script, reading))
 
         async with aclosing(self._tasks.serve(work.request, body)) as items:
             async for item in items:
@@ -178,18 +184,23 @@ class SimEngine:
             phases=(*phases, engine, *stored.phases),
         )
 
-    async def _decode(self, work: Work, put: Callable[[Tokens | Done], None]) -> Done:
+    async def _decode(
+        self, work: Work, put: Callable[[Tokens | Done], None], script: Script, reading: SimReading | None
+    ) -> Done:
         self._counts["decodes_started"] += 1
         await self._faults.before("decode")
         loaded, phases = await self._load(work)
         start = time.time_ns()
         times: list[int] = []
-        generation = self._generation(work)
+        generation = self._generation(work, script)
 
         saver = Saver(self._tier, work, loaded, self._spec.chunk_tokens) if self._save_decode else None
 
         def emit(running: Running, tokens: Tokens) -> None:
             times.append(time.time_ns())
+            if reading is not None:
+                delta = reading.take(tokens.text, final=generation.finish is not None)
+                tokens = msgspec.structs.replace(tokens, delta=delta)
             put(tokens)
             if saver is not None:
                 saver.made(tokens.ids[0], running.states)
@@ -200,11 +211,19 @@ class SimEngine:
         engine = ended("engine.decode", start, {"pdq.tokens": len(times)}, _events(times))
         self._counts["decodes_done"] += 1
         reason = generation.finish or "length"
+        if reading is not None:
+            reason = reading.reason(reason)
         return Done(finish_reason=reason, loaded_tokens=loaded.tokens, phases=(*phases, engine))
 
-    def _generation(self, work: Work) -> Generation:
+    def _generation(self, work: Work, script: Script | None = None) -> Generation:
         room = self._spec.max_model_len - len(work.prompt)
-        return Generation(self._tokenizer, work.prompt, work.sampling, room)
+        return Generation(self._tokenizer, work.prompt, work.sampling, room, script)
+
+    def _script(self, work: Work) -> Script:
+        """What is left of its script after the tokens shown."""
+        prompt = self._tokenizer.decode(work.prompt)
+        script = script_of(work.sampling, prompt, reasons=bool(self._spec.reasoning_parser))
+        return script._replace(text=script.text[len(work.shown) :])
 
     async def _load(self, work: Work) -> tuple[Loaded, tuple[Phase, ...]]:
         loaded, phases = await self._tier.load(work)

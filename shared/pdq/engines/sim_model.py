@@ -8,6 +8,9 @@ ignored. It depends on nothing else: prompt plus first tokens, given as a prompt
 About one token in `EOS_ONE_IN` is an end token: of answers of 64 tokens a fifth ends early, of 256 two
 thirds. `min_tokens` forbids end and stop tokens, and lets stop strings pass, as vLLM does. A character
 begun by one token is always completed by the next ones, unless a limit cuts it (it is then U+FFFD).
+
+Where a real model would keep to a grammar, call tools or think, it begins with a script (`sim_script`), which follows
+from the request.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import NamedTuple
 
 from pdq.bytes_tokenizer import NUM_BYTES, BytesTokenizer
 from pdq.engines.base import Tokens
+from pdq.engines.sim_script import Script, script_of
 from pdq.messages import FinishReason, Sampling, TokenLogprob, TopLogprob
 
 STATE_BYTES = 16
@@ -37,9 +41,18 @@ class Generation:
     """One answer in the making: feed it states, it gives tokens until `finish` is set.
 
     `room` is the context left after the prompt, in tokens; it bounds the answer as `max_tokens` does.
+    `script`: what is left of what it says whatever its states are.
     """
 
-    def __init__(self, tokenizer: BytesTokenizer, prompt: Sequence[int], sampling: Sampling, room: int) -> None:
+    def __init__(
+        self,
+        tokenizer: BytesTokenizer,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        room: int,
+        script: Script | None = None,
+    ) -> None:
+        self._script = script or Script()
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._limit = min(sampling.max_tokens, room)
@@ -66,6 +79,10 @@ class Generation:
         return self.finish is None and bool(self._decoder.getstate()[0] or self._stops.held)
 
     def _draw(self, state: bytes) -> int:
+        if self.num_tokens < len(self._script.text):
+            return self._script.text[self.num_tokens]
+        if self._script.alone:
+            return self._tokenizer.eos_token_ids[0]
         banned: set[int] = set()
         if self.num_tokens < self._sampling.min_tokens:
             banned.update(self._tokenizer.eos_token_ids, self._sampling.stop_token_ids)
@@ -147,12 +164,15 @@ class Answer(NamedTuple):
     finish_reason: FinishReason
 
 
-def answer(tokenizer: BytesTokenizer, prompt: Sequence[int], sampling: Sampling, max_model_len: int) -> Answer:
+def answer(
+    tokenizer: BytesTokenizer, prompt: Sequence[int], sampling: Sampling, max_model_len: int, *, reasons: bool = False
+) -> Answer:
     """What any sim engine of this vocabulary answers: the reference that served answers are compared with."""
     state = START
     for token in prompt:
         state = advance(state, token)
-    generation = Generation(tokenizer, prompt, sampling, max_model_len - len(prompt))
+    script = script_of(sampling, tokenizer.decode(prompt), reasons=reasons)
+    generation = Generation(tokenizer, prompt, sampling, max_model_len - len(prompt), script)
     ids: list[int] = []
     text = ""
     while generation.finish is None:
