@@ -27,7 +27,7 @@ from pdq.log import Transcript
 from pdq.messages import Delta, ErrorInfo
 
 PREFIX = "batch_req_"
-_ID = re.compile(rf"{PREFIX}([0-9a-f]{{16}})_(\d{{1,15}})_([0-9a-f]{{8}})\Z")
+_ID = re.compile(rf"{PREFIX}([0-9a-f]{{16}})_(\d{{1,9}})_([0-9a-f]{{8}})\Z")
 OK = 200
 
 
