@@ -24,7 +24,7 @@ PARALLEL := --numprocesses 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control bench-kv verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ soak: $(STAMP) ## an hour of half load, every process watched for what it gains 
 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
+
+bench-streams: $(STAMP) ## a thousand SSE streams through one gateway, against a bare subscriber (STREAMS=1000 SECONDS=30)
+	@$(BIN)/python -m tests.bench.streams --streams $(or $(STREAMS),1000) --seconds $(or $(SECONDS),30)
 
 bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the bare store (MODES=host,file,... REPEATS=5)
 	@$(BIN)/python -m tests.bench.kv --repeats $(or $(REPEATS),5) $(if $(MODES),--modes $(MODES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import streams
 from tests.bench.report import PROCESSES, Round, summarise
 from tests.bench.stats import percentile, ratios, spread
 
@@ -57,3 +59,10 @@ async def test_both_paths_finish_every_request() -> None:
         for row in result["latency"] + result["cpu"]:
             assert row["floor_ms"] > 0 and row["pdq_ms"] > 0, row
             assert row["ratio"]["min"] > 0, row
+
+
+async def test_every_token_that_a_bare_subscriber_sees_comes_by_a_stream(tmp_path: Path) -> None:
+    options = argparse.Namespace(streams=20, workers=2, seconds=3.0, slower=20.0)
+    report = await streams.run(options, tmp_path)
+    assert report.events >= 20 and (report.missing, report.failed) == (0, ())
+    assert report.tokens_per_cpu_s > 0 and report.added_p99_ms >= report.added_p50_ms
