@@ -16,9 +16,9 @@ import pytest
 import typer.main
 from pdq import cli, settings, subjects
 from pdq.api.refusals import Code
+from pdq.api.statuses import STATUS
 from pdq.cli import exits
 from pdq.messages import StateEvent
-from pdq_gateway.errors import STATUS
 
 from tests import pages
 from tests.secured import SecuredStack
