@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pdq.up.supervisor import Recorder, StackFailed, Supervisor
 
 PDQ = [sys.executable, "-m", "pdq"]
 TIMEOUT_S = 60.0
-PROCESSES = ["nats", "router", "prefill", "decode"]
+PROCESSES = ["nats", "router", "gateway", "prefill", "decode"]
 LONG = "Tell me a story number 7 about the sea and its ships"
 """The sim answers this with 732 tokens at temperature 0: seconds, at the stack's pace."""
 PACE = "llama3-8b-h100*2"
@@ -41,7 +42,8 @@ class Home:
     def __init__(self, directory: Path, **settings: str) -> None:
         self.layout = Layout.of(directory)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PDQ_", "OTEL_"))}
-        self.environ = {**kept, "PDQ_HOME": str(directory), **settings}
+        # Any port for the gateway: two stacks that start at one time would both find its usual one free.
+        self.environ = {**kept, "PDQ_HOME": str(directory), "PDQ_GATEWAY_PORT": "0", **settings}
 
     def run(self, *arguments: str, stdin: bytes = b"", **settings: str) -> subprocess.CompletedProcess[bytes]:
         """One command to its end; never a traceback."""
@@ -391,7 +393,7 @@ def test_the_status_of_the_stack(stack: Home) -> None:
     for process in processes.values():
         assert process["ready"] and process["rss_bytes"] > 1_000_000 and psutil.pid_exists(process["pid"])
     assert [(q["stage"], q["priority"]) for q in found["queues"]] == [
-        (stage, priority) for stage in ("prefill", "decode") for priority in ("high", "normal", "low")
+        (stage, priority) for stage in ("prefill", "decode") for priority in ("high", "normal", "low", "excess")
     ]
     assert {worker["stage"] for worker in found["workers"]} == {"prefill", "decode"}
     assert all(worker["slots"] > 0 for worker in found["workers"])
@@ -436,6 +438,8 @@ def test_up_tells_ports_and_pids_and_down_leaves_nothing(home: Home) -> None:
             with socket.create_connection(("127.0.0.1", port), timeout=5):
                 pass
     assert found["nats_url"] == f"nats://127.0.0.1:{found['processes'][0]['ports']['nats']}"
+    with urllib.request.urlopen(f"{found['api_url']}/models", timeout=5) as answer:
+        assert json.load(answer)["data"][0]["id"] == "pdq/sim"
     assert home.run("down").returncode == 0
     assert gone(processes)
     assert record.read(home.layout) is None and not record.locked(home.layout)
@@ -453,8 +457,9 @@ def test_a_signal_ends_the_stack_in_order(home: Home, number: signal.Signals) ->
     assert running.returncode == 0
     nothing_left(home, processes)
     stopped = [line.split(":")[0] for line in told.decode().splitlines() if line.endswith(": stopped")]
-    assert set(stopped[:2]) == {"prefill", "decode"} and stopped[2:] == ["router", "nats"]
-    for name in ("router", "prefill", "decode"):
+    assert set(stopped[:2]) == {"prefill", "decode"} and set(stopped[2:4]) == {"router", "gateway"}
+    assert stopped[4:] == ["nats"]
+    for name in ("router", "gateway", "prefill", "decode"):
         assert "stopped" in home.layout.log(name).read_text().splitlines()[-1]
 
 

@@ -41,8 +41,9 @@ def up(
 ) -> None:
     """Run the whole stack on this machine, until Ctrl-C.
 
-    The broker (nats-server), the KV tiers (LMCache), the router, a prefill and a decode worker: each a process
-    with a free port, a log and a place in `pdq status`. One that dies is restarted. Nothing is left behind.
+    The broker (nats-server), the KV tiers (LMCache), the router, the gateway (OpenAI's API on port 8000, or a free
+    one), a prefill and a decode worker: each a process with a port, a log and a place in `pdq status`. One that dies
+    is restarted. Nothing is left behind.
 
     \b
     Examples:
@@ -136,6 +137,7 @@ def _announce(record: Record, as_json: bool) -> None:
         output.json(described(record))
     else:
         output.note(f"\nready: broker {record.nats_url}, model {record.models[0].slug}. Ctrl-C ends the stack.")
+        output.note(f"OpenAI's API: {record.api_url}")
         output.note('try:   pdq submit "What is the capital of France?"')
 
 
@@ -152,6 +154,7 @@ def _detach(options: Options, as_json: bool) -> None:
         output.json(described(record))
     else:
         output.line(f"broker  {record.nats_url}")
+        output.line(f"api     {record.api_url}")
         output.line(f"model   {', '.join(model.slug for model in record.models)} ({record.engine})")
         output.line(f"files   {record.directory}")
         output.line()
@@ -165,6 +168,7 @@ def described(record: Record) -> dict[str, Any]:
         "state": record.state,
         "engine": record.engine,
         "nats_url": record.nats_url,
+        "api_url": record.api_url,
         "models": [{"slug": model.slug, "id": model.id} for model in record.models],
         "directory": record.directory,
         "processes": [{"name": p.name, "pid": p.pid, "ports": p.ports} for p in record.processes],

@@ -24,6 +24,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def port_or_free(port: int) -> int:
+    """This port, or where it is taken any other."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return free_port()
+        return int(probe.getsockname()[1])
+
+
 def nats_server() -> str:
     """The server's binary: beside this Python, else on the path. Raises Misconfigured."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"

@@ -13,15 +13,15 @@ from pdq import settings, subjects
 from pdq.bus import Bus
 from pdq.engines.vllm_config import is_cpu_build
 from pdq.init import init
-from pdq.settings import BusSettings, LimitSettings, ModelSpec, WorkerSettings
+from pdq.settings import BusSettings, GatewaySettings, LimitSettings, ModelSpec, WorkerSettings
 from pdq.up import caches
 from pdq.up.caches import Caches, KvMode
 from pdq.up.layout import Layout
-from pdq.up.machine import HOST, cpu_halves, free_port, listening, nats_server
+from pdq.up.machine import HOST, cpu_halves, free_port, listening, nats_server, port_or_free
 from pdq.up.model import EngineKind
 from pdq.up.process import Spec
 
-SERVICES = ("router", "prefill", "decode")
+SERVICES = ("router", "gateway", "prefill", "decode")
 PROBE_TIMEOUT_S = 2.0
 DRAIN_S = 5.0
 """Whoever stops a local stack waits for it: running requests get less time than in a deployment."""
@@ -87,6 +87,13 @@ class Plan:
     def router(self) -> Spec:
         order = {"PDQ_ROUTER_ORDER": self._options.order} if self._options.order else {}
         return self._service("router", order)
+
+    def gateway(self) -> Spec:
+        """OpenAI's API, on its usual port where that is free."""
+        asked = settings.load(GatewaySettings, clean(self._options.environ)).port
+        port = port_or_free(asked)
+        spec = self._service("gateway", {"PDQ_GATEWAY_HOST": HOST, "PDQ_GATEWAY_PORT": str(port)})
+        return spec._replace(ports={"api": port, **spec.ports})
 
     def workers(self) -> list[Spec]:
         """Prefill and decode, on a half of the CPUs each."""

@@ -72,6 +72,12 @@ class Record(msgspec.Struct, kw_only=True):
     error: ErrorInfo | None = None
     """Why it failed, with the last lines of the log of the process that did."""
 
+    @property
+    def api_url(self) -> str:
+        """OpenAI's API; empty before the gateway is started."""
+        port = next((process.ports["api"] for process in self.processes if "api" in process.ports), 0)
+        return f"http://127.0.0.1:{port}/v1" if port else ""
+
     def process(self, name: str) -> ProcessRecord:
         return next(process for process in self.processes if process.name == name)
 

@@ -118,8 +118,8 @@ class _Stack:
         else:
             shutil.rmtree(self._options.layout.sim_kv, ignore_errors=True)
             self._options.layout.sim_kv.mkdir()
-        # Engines take minutes, the router seconds: all load at once, and the workers stop first.
-        await self._supervisor.start([self._plan.router()], self._plan.workers())
+        # Engines take minutes, the rest seconds: all load at once, and the workers stop first.
+        await self._supervisor.start([self._plan.router(), self._plan.gateway()], self._plan.workers())
 
     async def _stop(self) -> None:
         self._recorder.set(state="stopping")
