@@ -18,7 +18,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +31,10 @@ import stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = {"PYTHON_IMAGE": "pdq-stand-in/python:3.11", "NATS_IMAGE": "pdq-stand-in/nats:local"}
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROJECT = f"pdq-test-{os.getpid()}"
-LONG_LIVED = ("nats", "lmcache", "router", "prefill", "decode")
-OWN_IMAGES = ("cli", "nats", "lmcache", "router", "prefill", "decode")
+LONG_LIVED = ("nats", "lmcache", "router", "gateway", "prefill", "decode")
+OWN_IMAGES = ("cli", "nats", "lmcache", "router", "gateway", "prefill", "decode")
 
 WHEEL_S, BUILD_S, UP_S, DOWN_S = 600.0, 2_400.0, 900.0, 120.0
 RESTART_S, REQUEST_S, COMMAND_S = 600.0, 180.0, 60.0
@@ -53,7 +56,7 @@ def main() -> None:
             "VERSION": PROJECT,
             "COMPOSE_PROGRESS": "plain",
         }
-        os.environ |= {"NATS_PORT": str(free_port())} | cpu_halves()
+        os.environ |= {"NATS_PORT": str(free_port()), "GATEWAY_PORT": str(free_port())} | cpu_halves()
         with step("base images"):
             base_images()
         with step("the CPU build of torch"):
@@ -85,6 +88,11 @@ def use() -> None:
     with step("request from a container, streamed"):
         answer = compose("run", "--rm", "-T", "pdq", "submit", "--max-tokens", "16", QUESTION, bound_s=REQUEST_S)
         check(len(answer.strip()) > 0, "docker compose run pdq submit printed no answer")
+    with step("over HTTP, with a key once there is a tenant"):
+        check(over_http("") == 200, "the gateway does not answer on loopback without a key")
+        made = json.loads(compose("run", "--rm", "-T", "pdq", "tenant", "add", "acme", "--json", bound_s=REQUEST_S))
+        settled(lambda: over_http("") == 401, "a request without a key was let in after a tenant was added")
+        check(over_http(made["key"]) == 200, "the tenant's key does not open")
     with step("confinement"):
         for service in LONG_LIVED:
             confined(service)
@@ -128,6 +136,27 @@ def submit(label: str) -> dict[str, Any]:
     check(bool(result["text"].strip()), f"no text: {result}")
     check(result["route"]["order"] == "prefill-first", f"not by way of prefill: {result['route']}")
     return result
+
+
+def over_http(key: str) -> int:
+    """The status of a chat completion through the gateway's published port."""
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8}).encode()
+    url = f"http://127.0.0.1:{os.environ['GATEWAY_PORT']}/v1/chat/completions"
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=REQUEST_S) as answer:
+            check(bool(json.load(answer)["choices"][0]["message"]["content"].strip()), "no text over HTTP")
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def settled(condition: Callable[[], bool], failure: str) -> None:
+    """Within COMMAND_S."""
+    give_up = time.monotonic() + COMMAND_S
+    while not condition():
+        check(time.monotonic() < give_up, failure)
+        time.sleep(0.5)
 
 
 def moved(result: dict[str, Any]) -> None:

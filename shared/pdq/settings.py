@@ -129,6 +129,9 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     slots: int = 32
 
 
+AuthMode = Literal["auto", "local", "keys", "none"]
+
+
 class GatewaySettings(Group, frozen=True, kw_only=True):
     """The OpenAI-compatible HTTP front. Its largest body is PDQ_LIMIT_MAX_MSG_BYTES, as a body is one message."""
 
@@ -137,6 +140,13 @@ class GatewaySettings(Group, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free port; it is logged."""
+    tls_cert: str = ""
+    """File with the certificate (PEM) to serve HTTPS with; empty: HTTP."""
+    tls_key: str = ""
+    """File with that certificate's key; empty: it is in the same file."""
+    auth: AuthMode = "auto"
+    """Who needs an API key. `auto`: everybody, but on loopback nobody before the first tenant was added; `local`: as on
+    loopback, wherever it listens; `keys`: everybody; `none`: nobody."""
     keep_alive_s: Annotated[float, msgspec.Meta(gt=0)] = 15.0
     """How long a stream may be silent before a comment shows that it lives: less than any proxy on the way waits."""
     accept_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
@@ -268,9 +278,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block_tokens: int = 32
     chunk_tokens: int = 32
     tool_parser: str = ""
-    """vLLM's parser for the model's tool calls (`hermes`, `llama3_json`, ...), the sim's is `sim`. Empty: no tools."""
+    """vLLM's parser for the model's tool calls (`hermes`, `llama3_json`, ...; the sim has its own). Empty: no tools."""
     reasoning_parser: str = ""
-    """vLLM's parser for its reasoning (`deepseek_r1`, `qwen3`, ...), the sim's is `sim`. Empty: it does not reason."""
+    """vLLM's parser for its reasoning (`deepseek_r1`, `qwen3`, ...; the sim has its own). Empty: none is told apart."""
 
     def check(self) -> None:
         if not subjects.is_token(self.slug):

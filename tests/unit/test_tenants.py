@@ -12,7 +12,8 @@ from pdq.bus import Stored
 from pdq.cli import exits, main
 from pdq.errors import Misconfigured, NotDecodable, Unauthorized
 from pdq.messages import decode_json, encode_json
-from pdq.tenants import Access, AuthMode, Directory, KeyRecord, Limits, TenantRecord
+from pdq.settings import AuthMode
+from pdq.tenants import Access, Directory, KeyRecord, Limits, TenantRecord
 from pdq.tenants.records import LONGEST_KEY_CHARS, PREFIX_CHARS, digest_of, new_key
 from pdq.tenants.store import record_of
 
@@ -90,6 +91,8 @@ def access(mode: AuthMode, host: str, *records: TenantRecord) -> tuple[Access, K
 @pytest.mark.parametrize(
     ("mode", "host", "some", "needed"),
     [
+        ("local", "0.0.0.0", False, False),
+        ("local", "0.0.0.0", True, True),
         ("auto", "127.0.0.1", False, False),
         ("auto", "::1", False, False),
         ("auto", "localhost", False, False),
@@ -112,7 +115,9 @@ def test_who_needs_a_key(mode: AuthMode, host: str, some: bool, needed: bool) ->
             door.tenant_of("Bearer EMPTY")
 
 
-@pytest.mark.parametrize(("mode", "host"), [("auto", "127.0.0.1"), ("keys", "0.0.0.0"), ("none", "0.0.0.0")])
+@pytest.mark.parametrize(
+    ("mode", "host"), [("auto", "127.0.0.1"), ("local", "0.0.0.0"), ("keys", "0.0.0.0"), ("none", "0.0.0.0")]
+)
 def test_a_gateway_without_keys_starts_on_loopback_or_when_told_so(mode: AuthMode, host: str) -> None:
     access(mode, host)[0].check_start()
 

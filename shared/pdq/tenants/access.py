@@ -3,6 +3,7 @@
 | mode | who needs a key |
 |---|---|
 | `auto` | on loopback: nobody until the first tenant was added, everybody from then on; elsewhere: everybody |
+| `local` | as `auto` on loopback, wherever it listens: for a port that is published on loopback only |
 | `keys` | everybody |
 | `none` | nobody: whoever reaches the address is the local tenant |
 
@@ -11,13 +12,11 @@ Once a process has seen a tenant it goes on asking for keys, even when all of th
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pdq.addresses import is_loopback
 from pdq.errors import Misconfigured, Unauthorized
+from pdq.settings import AuthMode
 from pdq.tenants.directory import Directory
 
-AuthMode = Literal["auto", "keys", "none"]
 SCHEME = "bearer"
 
 
@@ -41,9 +40,13 @@ class Access:
 
     @property
     def needs_key(self) -> bool:
-        if self._mode == "auto":
-            return self._directory.any_seen or not is_loopback(self._host)
-        return self._mode == "keys"
+        match self._mode:
+            case "auto":
+                return self._directory.any_seen or not is_loopback(self._host)
+            case "local":
+                return self._directory.any_seen
+            case _:
+                return self._mode == "keys"
 
     def tenant_of(self, authorization: str | None) -> str:
         """The tenant of a request with this `Authorization` header (`Bearer <key>`). Raises Unauthorized.
