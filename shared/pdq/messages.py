@@ -87,7 +87,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose tokens; names and ranges are OpenAI's. `seed` is always set (the router derives one)."""
+    """How to choose tokens; names and ranges are OpenAI's, or vLLM's. `seed` is always set (the router derives one)."""
 
     max_tokens: int
     seed: int = 0
@@ -97,6 +97,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    top_k: int = 0
+    """0 or -1: of all tokens."""
+    min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -238,6 +238,14 @@ async def test_sampling_options_reach_the_engine(pair: Pair, tokenizer: Tokenize
         pair.decode, work(prompt, salt, greedy(2, logit_bias={100: 50.0, 101: 49.0}, presence_penalty=2.0))
     )
     assert penalised.ids == [100, 101]
+    repeated = await answer(
+        pair.decode, work(prompt, salt, greedy(2, logit_bias={100: 50.0, 101: 49.0}, repetition_penalty=2.0))
+    )
+    assert repeated.ids == [100, 101]
+    likeliest = await answer(pair.decode, work(prompt, salt, greedy(8)))
+    for only_that in ({"top_k": 1}, {"min_p": 1.0}):
+        sampled = await answer(pair.decode, work(prompt, salt, greedy(8, temperature=1.0, **only_that)))
+        assert sampled.ids == likeliest.ids
     longer = await answer(pair.decode, work(prompt, salt, greedy(30, min_tokens=25)))
     assert len(longer.ids) >= 25
 

@@ -65,6 +65,9 @@ def test_a_chat_body_with_every_served_field() -> None:
             top_p=0.5,
             presence_penalty=-2,
             frequency_penalty=2,
+            repetition_penalty=1.5,
+            top_k=-1,
+            min_p=0.25,
             seed=-(2**63),
             stop=["x", "y"],
             stop_token_ids=[1, 2],
@@ -88,6 +91,7 @@ def test_a_chat_body_with_every_served_field() -> None:
     assert body.bias() == {7: -100.0, 8: 0.5}
     assert (body.temperature, body.top_p, body.seed, body.min_tokens) == (0.0, 0.5, -(2**63), 1)
     assert (body.presence_penalty, body.frequency_penalty, body.ignore_eos) == (-2.0, 2.0, True)
+    assert (body.repetition_penalty, body.top_k, body.min_p) == (1.5, -1, 0.25)
     assert body.stop_token_ids == [1, 2]
 
 
@@ -359,6 +363,11 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
     "top_p high": (chat(top_p=1.01), "invalid_value", "top_p", ("1.01", "<= 1")),
     "presence": (chat(presence_penalty=2.1), "invalid_value", "presence_penalty", ("2.1", "<= 2")),
     "frequency": (chat(frequency_penalty=-2.1), "invalid_value", "frequency_penalty", ("-2.1", ">= -2")),
+    "repetition 0": (chat(repetition_penalty=0), "invalid_value", "repetition_penalty", ("0", "> 0")),
+    "repetition high": (chat(repetition_penalty=2.1), "invalid_value", "repetition_penalty", ("2.1", "<= 2")),
+    "top_k low": (chat(top_k=-2), "invalid_value", "top_k", ("-2", ">= -1")),
+    "top_k float": (chat(top_k=1.5), "invalid_type", "top_k", ("1.5", "int")),
+    "min_p high": (chat(min_p=1.1), "invalid_value", "min_p", ("1.1", "<= 1")),
     "seed high": (chat(seed=2**63), "invalid_value", "seed", (str(2**63), f"<= {2**63 - 1}")),
     "seed low": (chat(seed=-(2**63) - 1), "invalid_value", "seed", (str(-(2**63) - 1), f">= {-(2**63)}")),
     "seed float": (chat(seed=1.5), "invalid_type", "seed", ("1.5", "int")),
@@ -504,7 +513,6 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
     "functions": (chat(functions=[]), "unsupported", "functions", ("functions", "not served")),
     "echo": (completion(echo=True), "unsupported", "echo", ("echo", "not served")),
     "best_of": (completion(best_of=2), "unsupported", "best_of", ("best_of", "not served")),
-    "top_k": (chat(top_k=5), "unsupported", "top_k", ("top_k", "not served")),
     "typing error": (chat(temprature=1), "unknown_field", "temprature", ("'temprature'",)),
     "unknown null": (chat(temprature=None), "unknown_field", "temprature", ("'temprature'",)),
     "chat field in completions": (completion(top_logprobs=1), "unknown_field", "top_logprobs", ("'top_logprobs'",)),

@@ -8,7 +8,6 @@ sake of OpenAI's clients and never used: the answer always streams, and the tena
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any
 
@@ -17,8 +16,8 @@ from msgspec import Meta
 
 from pdq.api.chat import MOST_TOOLS, NULLS, Choice, Message, Strict, Tool, tool_use
 from pdq.api.format import ResponseFormat
-from pdq.api.refusals import Code, field_name, hidden, refuse, shown
-from pdq.errors import Rejected
+from pdq.api.reading import decode_object, explained, unknown_field
+from pdq.api.refusals import hidden, refuse, shown
 from pdq.messages import Tools
 
 LONGEST_STOP_CHARS = 1024
@@ -45,6 +44,12 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] = 1.0
+    """vLLM's: above 1 against what is in the prompt or in the answer by now. 1 is none."""
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
+    """vLLM's: sample from so many of the likeliest tokens; 0 or -1: from all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """vLLM's: sample from tokens that are at least so likely, as a share of the likeliest one's probability."""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] = []
     stop_token_ids: Annotated[list[int], Meta(max_length=MOST_STOP_TOKEN_IDS)] = []
@@ -110,8 +115,8 @@ class CompletionBody(_Common, frozen=True, kw_only=True):
 Body = ChatBody | CompletionBody
 
 NOT_SERVED = frozenset(
-    "audio best_of echo function_call functions min_p modalities parallel_tool_calls prediction reasoning_effort "
-    "repetition_penalty suffix tool_choice tools top_k".split()
+    "audio best_of echo function_call functions modalities parallel_tool_calls prediction reasoning_effort suffix "
+    "tool_choice tools".split()
 )
 """Fields of OpenAI's and vLLM's APIs that people will try: refused as `unsupported`, not as unknown."""
 
@@ -121,9 +126,7 @@ def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
 
     Raises Rejected, and nothing else.
     """
-    document = _decode(raw)
-    if not isinstance(document, dict):
-        raise refuse("invalid_json", None, f"body is {hidden(document)}; expected a JSON object")
+    document = decode_object(raw)
     fields = {name: value for name, value in document.items() if value is not None}
     if isinstance(fields.get("messages"), list):
         fields["messages"] = [_without_nulls(message) for message in fields["messages"]]
@@ -133,34 +136,9 @@ def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
         body = msgspec.convert(fields, kind)
     except msgspec.ValidationError as exc:
         # Not chained: msgspec's message holds the value in full.
-        raise _explained(fields, str(exc)) from None
+        raise explained(fields, str(exc)) from None
     _check(body, most_choices)
     return body
-
-
-def _decode(raw: bytes) -> Any:
-    try:
-        raw.decode("utf-8")
-        document = msgspec.json.decode(raw)
-        json.loads(raw, object_pairs_hook=_once)
-    except UnicodeDecodeError as exc:
-        message = f"body is not UTF-8: byte {exc.start} of {len(raw)} is 0x{raw[exc.start]:02x}"
-        raise refuse("invalid_json", None, message) from None
-    except RecursionError:
-        raise refuse("invalid_json", None, "body is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError) as exc:
-        raise refuse("invalid_json", None, f"body of {len(raw)} bytes is not JSON: {exc}") from None
-    return document
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Two readers may take different ones of two equal names, so a body has each name once."""
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise refuse("invalid_json", field_name(name), f"body has the field {shown(name)} more than once")
-        fields[name] = value
-    return fields
 
 
 def _without_nulls(message: Any) -> Any:
@@ -184,64 +162,7 @@ def _refuse_unknown(document: dict[str, Any], kind: type[msgspec.Struct]) -> Non
             continue
         if name in NOT_SERVED:
             raise refuse("unsupported", name, f"{name} is not served")
-        raise _unknown("", name)
-
-
-def _unknown(parent: str, name: str) -> Rejected:
-    where = f"a field of {parent}" if parent else "a field of a request"
-    param = f"{parent}.{field_name(name)}" if parent else field_name(name)
-    return refuse("unknown_field", param, f"{shown(name)} is not {where}")
-
-
-_AT = re.compile(r"(?s)(.*) - at `\$([^`]*)`\Z")
-_NAMED = re.compile(r"(?s)Object (contains unknown|missing required) field `(.*)`")
-_PRIVATE = re.compile(r"(messages|prompt|tools|user|metadata)\b(?!.*\.(role|name|type)\Z)")
-
-
-def _explained(fields: dict[str, Any], text: str) -> Rejected:
-    """msgspec's verdict (`Expected ..., got ... - at $.path`) as ours, with the value at that path."""
-    found = _AT.match(text)
-    verdict, path = (found[1], found[2]) if found else (text, "")
-    param = path.removeprefix(".").replace("[...]", "")
-    if named := _NAMED.match(verdict):
-        return _unknown(param, named[2]) if "unknown" in named[1] else _missing(param, named[2])
-    value = _value_at(fields, path)
-    described = f"{param} is {hidden(value) if _PRIVATE.match(param) else shown(value)}"
-    if verdict.startswith("Invalid enum value"):
-        return _refused_choice(param, described)
-    if not verdict.startswith("Expected "):
-        return refuse("invalid_value", param, f"{described}: {verdict}")
-    expected, _, got = verdict.removeprefix("Expected ").replace("`", "").partition(", got ")
-    code: Code = "invalid_type" if got else "invalid_value"
-    return refuse(code, param, f"{described}; expected {expected.replace(' | null', '')}")
-
-
-def _missing(parent: str, name: str) -> Rejected:
-    return refuse("missing_field", f"{parent}.{name}", f"{parent} has no {name}; it is required")
-
-
-def _refused_choice(param: str, described: str) -> Rejected:
-    if param.endswith(".role"):
-        return refuse("unknown_role", param, f"{described}; expected one of system, developer, user, assistant, tool")
-    served = next((text for place, text in _SERVED if place.match(param)), "'text' is")
-    return refuse("unsupported", param, f"{described}; only {served} served")
-
-
-_SERVED = (
-    (re.compile(r"response_format\."), "'text', 'json_object' and 'json_schema' are"),
-    (re.compile(r"tool_choice\Z"), "'none', 'auto', 'required' and a function are"),
-    (re.compile(r"tools\b|tool_choice\b|.*\.tool_calls\b"), "'function' is"),
-)
-
-
-def _value_at(value: Any, path: str) -> Any:
-    """The value at msgspec's path; the nearest one above it where the path does not tell (`[...]`)."""
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        try:
-            value = value[name or int(index)]
-        except (LookupError, TypeError):
-            return value
-    return value
+        raise unknown_field("", name)
 
 
 def _check(body: Body, most_choices: int) -> None:

@@ -2,8 +2,9 @@
 
 The state after a token is a hash of the state before it and of the token: 16 bytes, which are also that
 token's KV. So a wrong or spliced KV gives another answer, as it would with a real model. The next token is a
-hash of the state, and of the seed where the temperature is above 0; `top_p`, penalties and `logit_bias` are
-ignored. It depends on nothing else: prompt plus first tokens, given as a prompt, goes on the same way.
+hash of the state, and of the seed where the temperature is above 0; `top_p`, `top_k`, `min_p`, penalties and
+`logit_bias` are ignored. It depends on nothing else: prompt plus first tokens, given as a prompt, goes on the
+same way.
 
 About one token in `EOS_ONE_IN` is an end token: of answers of 64 tokens a fifth ends early, of 256 two
 thirds. `min_tokens` forbids end and stop tokens, and lets stop strings pass, as vLLM does. A character

@@ -13,7 +13,10 @@ from pdq.messages import Sampling
 
 
 def carries_state(sampling: Sampling) -> bool:
-    """Whether tokens already made change the choice of the next ones other than by being its context."""
+    """Whether tokens already made change the choice of the next ones other than by being its context.
+
+    A repetition penalty is against all of the context, prompt or answer, so it does not.
+    """
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
