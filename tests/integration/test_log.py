@@ -11,7 +11,8 @@ from pdq.bus import Bus, Outbox
 from pdq.client import Client, Follower
 from pdq.errors import Rejected, Unavailable, WrongSequence
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
-from pdq.messages import Output, ReadRequest, State, decode_json, encode_json
+from pdq.log.parsed import Parsed
+from pdq.messages import CallDelta, Delta, Output, ReadRequest, State, decode_json, encode_json
 
 from tests.broker import Broker
 
@@ -132,6 +133,30 @@ async def test_a_second_attempt_compares_before_it_goes_on(bus: Bus) -> None:
     await short.write([1, 2], "ab", None)
     with pytest.raises(Rejected):
         short.check_end()
+    await outbox.close()
+
+
+async def test_a_second_attempt_shows_what_of_the_parsed_answer_was_not(bus: Bus) -> None:
+    """It counts from the answer's start, in batches of its own; readers get each piece once."""
+    outbox = Outbox(bus)
+    await outbox.start()
+    shown = Transcript()
+    shown.ids, shown.text, shown.parsed = [1, 2], "ab", Parsed()
+    shown.parsed.add(Delta(content="a", tool_calls=(CallDelta(index=0, id="c", name="f", arguments="{"),)))
+    writer = OutputWriter(outbox, "t", "parsed", 2, shown, (1, 1))
+    await writer.write([2], "b", None, False, Delta(content="a"))
+    call = CallDelta(index=0, id="c", name="f", arguments="{}")
+    await writer.write([3, 4], "cd", None, False, Delta(tool_calls=(call,), reasoning="r"))
+    await writer.write([5], "e", None, False, Delta())
+    await writer.flush()
+    outs = [to_event(stored).out for stored in await bus.read(subjects.LOG, subjects.out("t", "parsed"))]
+    deltas = [out.delta for out in outs if out]
+    assert deltas[0] == Delta(reasoning="r", tool_calls=(CallDelta(index=0, arguments="}"),))
+    assert set(deltas[1:]) <= {Delta()}, "every record has one"
+    other = OutputWriter(outbox, "t", "other", 2, shown)
+    with pytest.raises(Rejected) as caught:
+        await other.write([1], "a", None, False, Delta(content="x"))
+    assert caught.value.code == "diverged"
     await outbox.close()
 
 

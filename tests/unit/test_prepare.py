@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -66,6 +67,9 @@ def test_a_body_becomes_ids_and_sampling() -> None:
         top_p=0.9,
         presence_penalty=1,
         frequency_penalty=-1,
+        repetition_penalty=1.5,
+        top_k=40,
+        min_p=0.1,
         seed=3,
         stop="x",
         stop_token_ids=[511],
@@ -82,6 +86,9 @@ def test_a_body_becomes_ids_and_sampling() -> None:
         top_p=0.9,
         presence_penalty=1.0,
         frequency_penalty=-1.0,
+        repetition_penalty=1.5,
+        top_k=40,
+        min_p=0.1,
         seed=3,
         seeded=True,
         stop=("x",),
@@ -333,3 +340,39 @@ def test_any_body_is_prepared_or_rejected(document: dict[str, Any]) -> None:
         prepare_raw(json.dumps(document).encode())
     except Rejected as error:
         assert str(error).isprintable()
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+SAYS = [{"role": "user", "content": "hello"}]
+
+
+def specced(**fields: str) -> Prepared:
+    spec = msgspec.structs.replace(SIM, max_model_len=1000, **fields)
+    body = {"messages": SAYS, "tools": [TOOL] if "tool_parser" in fields else []}
+    return prepare(
+        json.dumps(body).encode(),
+        subject_model="sim",
+        request="r-1",
+        models=Models({"sim": spec}),
+        tokenizers=TOKENIZERS,
+        default_max_tokens=20,
+    )
+
+
+def test_a_chat_s_answer_is_parsed_where_the_model_has_parsers_for_it() -> None:
+    called = specced(tool_parser="hermes").sampling
+    assert called.parsed and called.tools is not None and json.loads(called.tools.functions) == [TOOL]
+    assert (specced(reasoning_parser="qwen3").sampling.parsed, specced().sampling.parsed) == (True, False)
+    assert len(specced(tool_parser="hermes").prompt) > len(specced().prompt)
+
+
+def test_tools_need_a_parser_and_the_refusal_names_its_setting() -> None:
+    assert rejected("tool_parser", "models.toml", messages=SAYS, tools=[TOOL]) == ("unsupported", "tools")
+    assert prepared(messages=SAYS, tools=[TOOL], tool_choice="none").sampling.tools is None
+
+
+def test_what_holds_an_answer_to_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert json.loads(prepared(response_format=form).sampling.guide) == schema
+    assert prepared(response_format={"type": "text"}).sampling.guide == ""
