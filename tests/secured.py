@@ -18,7 +18,7 @@ from pdq.accounts import Keyring, public_key
 from pdq.accounts.keyring import Kind
 from pdq.accounts.keys import make_seed
 from pdq.bus import Bus
-from pdq.settings import BusSettings
+from pdq.settings import BusSettings, load
 
 from tests.stack import Service, Stack
 
@@ -59,8 +59,8 @@ class SecuredStack(Stack):
         return self.observers.get(name) or self.seed_file(name).read_text().strip()
 
     async def connect(self, name: str = "init") -> Bus:
-        given = BusSettings(url=self.url, nkey_seed=self.seed(name), connect_timeout_s=5, publish_timeout_s=5)
-        return await Bus.connect(given, f"test-{name}")
+        own = {"PDQ_NATS_URL": self.url, "PDQ_NATS_NKEY_SEED": self.seed(name), "PDQ_NATS_CONNECT_TIMEOUT_S": "5"}
+        return await Bus.connect(load(BusSettings, {**self.settings, **own}), f"test-{name}")
 
     async def peer(self, name: str) -> Peer:
         """As `connect`, without pdq between."""

@@ -101,8 +101,9 @@ class Connection:
                 async with asyncio.timeout(5):
                     await self._connect_once()
         except Misconfigured:
-            self._closing = True
-            await self._nc.close()
+            # Not `close`: it waits for ever for a connection whose TLS has failed.
+            if self._nc._transport is not None:
+                self._nc._transport.close()
             raise
         except (nats.errors.Error, OSError, TimeoutError) as exc:
             raise Unavailable(f"no broker at {self.place}: {type(exc).__name__}") from exc
