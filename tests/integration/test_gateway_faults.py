@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pdq.client import Client, idempotent_id
 
 from tests import sse
 from tests.ask import read_all
+from tests.certificates import Authority
 from tests.stack import MODEL, Service, Stack
 
 SLOW = "llama3-8b-h100"
@@ -239,7 +241,7 @@ async def test_a_gateway_that_stops_lets_answers_end(stack: Stack) -> None:
         async with client.stream("POST", "/completions", json=completion(max_tokens=200, stream=True)) as answer:
             frames = sse.read(answer)
             await anext(frames)
-            stopping = asyncio.create_task(asyncio.to_thread(gateway.stop))
+            stopping = asyncio.create_task(asyncio.to_thread(gateway.stop, 60))
             rest = [frame async for frame in frames]
         assert rest[-1].data == "[DONE]"
         assert await stopping == 0
@@ -270,7 +272,7 @@ async def test_what_does_not_end_in_the_drain_time_goes_on_elsewhere(stack: Stac
                 await asyncio.sleep(0.05)
             terminate(first)
             assert await told(asking) == (503, "unavailable", "1")
-    assert first.process is not None and await asyncio.to_thread(first.process.wait, 20) == 0
+    assert first.process is not None and await asyncio.to_thread(first.process.wait, 60) == 0
     assert "Traceback" not in first.log.read_text() and "level=error" not in first.log.read_text()
     resumed = headers | ({"Last-Event-ID": seen[-1].id} if stream else {})
     async with http(second) as client:
@@ -310,6 +312,29 @@ async def test_a_port_that_is_taken_is_a_misconfiguration(stack: Stack) -> None:
         gateway = stack.add("pdq_gateway", PDQ_GATEWAY_PORT=str(port))
         gateway.start()
         assert gateway.process is not None
-        assert await asyncio.to_thread(gateway.process.wait, 20) == 2
+        assert await asyncio.to_thread(gateway.process.wait, 60) == 2
     assert f"PDQ_GATEWAY_PORT {port}" in gateway.log.read_text()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+async def test_https(stack: Stack, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    pair = authority.sign("gateway")
+    [gateway] = await served(stack, {}, {"PDQ_GATEWAY_TLS_CERT": pair.cert, "PDQ_GATEWAY_TLS_KEY": pair.key})
+    trusted = ssl.create_default_context(cafile=authority.file)
+    async with httpx.AsyncClient(base_url=gateway.api.replace("http:", "https:"), verify=trusted) as client:
+        answer = await client.post("/completions", json=completion(stream=True))
+        assert sse.frames(answer.content)[-1].data == "[DONE]"
+    async with httpx.AsyncClient(base_url=gateway.api) as plain:
+        with pytest.raises(httpx.HTTPError):
+            await plain.get("/models")
+
+
+async def test_a_certificate_that_is_not_there_is_a_misconfiguration(stack: Stack) -> None:
+    await stack.start()
+    gateway = stack.add("pdq_gateway", PDQ_GATEWAY_TLS_CERT="/no/such.pem")
+    gateway.start()
+    assert gateway.process is not None
+    assert await asyncio.to_thread(gateway.process.wait, 60) == 2
+    assert "PDQ_GATEWAY_TLS_CERT '/no/such.pem'" in gateway.log.read_text()
     assert "Traceback" not in gateway.log.read_text()

@@ -31,6 +31,7 @@ class Following:
         self._followers = followers
         self._bound_s = bound_s
         self._queue: asyncio.Queue[Heard | PdqError] = asyncio.Queue(MOST_WAITING)
+        self._failed: PdqError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -43,23 +44,27 @@ class Following:
             await asyncio.wait(self._tasks)
 
     async def next(self, wait_s: float) -> list[Heard]:
-        """All that is there; at least one event, unless none comes within `wait_s`. Raises Unavailable and others."""
-        if self._queue.empty():
-            try:
-                async with asyncio.timeout(wait_s):
-                    found = [await self._queue.get()]
-            except TimeoutError:
-                return []
-        else:
-            found = []
+        """All that is there; at least one event, unless none comes within `wait_s`.
+
+        Raises Unavailable or Rejected, once what came before is taken.
+        """
+        if self._failed is not None:
+            raise self._failed
+        heard: list[Heard] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s if self._queue.empty() else None):
+                heard += self._heard(await self._queue.get())
         while not self._queue.empty():
-            found.append(self._queue.get_nowait())
-        heard = []
-        for item in found:
-            if isinstance(item, PdqError):
-                raise item
-            heard.append(item)
+            heard += self._heard(self._queue.get_nowait())
+        if self._failed is not None and not heard:
+            raise self._failed
         return heard
+
+    def _heard(self, item: Heard | PdqError) -> tuple[Heard, ...]:
+        if isinstance(item, PdqError):
+            self._failed = item
+            return ()
+        return (item,)
 
     async def _take(self, choice: int, follower: Follower) -> None:
         try:

@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: Any, settings: GatewaySettings) -> Server:
-    """For an ASGI application."""
+    """For an ASGI application. Raises Misconfigured for a certificate that cannot be used."""
     _quiet()
     config = uvicorn.Config(
         app,
@@ -46,7 +46,13 @@ def make_server(app: Any, settings: GatewaySettings) -> Server:
         backlog=BACKLOG,
         timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=int(settings.drain_s + 2 * BREAK_OFF_S),
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
     )
+    try:
+        config.load()
+    except OSError as exc:
+        raise Misconfigured(f"cannot use PDQ_GATEWAY_TLS_CERT {settings.tls_cert!r}: {exc.strerror or exc}") from exc
     return Server(config)
 
 
@@ -57,7 +63,8 @@ async def serve(server: Server, settings: GatewaySettings, stop: asyncio.Event, 
     """
     listening = _listen(settings)
     host, port = listening.getsockname()[:2]
-    log.info("serving", extra={"url": f"http://{f'[{host}]' if ':' in host else host}:{port}"})
+    scheme = "https" if settings.tls_cert else "http"
+    log.info("serving", extra={"url": f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"})
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve([listening]))
         stopping = group.create_task(stop.wait())
