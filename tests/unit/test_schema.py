@@ -55,6 +55,9 @@ SERVED: dict[str, dict[str, Any]] = {
         "$defs": {"n/~": {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}}},
         "$ref": "#/$defs/n~1~0",
     },
+    "many ways to one place": {
+        "$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(100)} | {"100": TEXT},
+    },
     "a map": {"type": "object", "additionalProperties": TEXT, "patternProperties": {"^x": {}}, "required": ["x"]},
     "keywords as names": {"type": "object", "properties": {"not": TEXT, "$ref": TEXT, "type": TEXT}},
     "as deep as can be": nested(DEEPEST_SCHEMA),
@@ -105,11 +108,19 @@ REFUSED: dict[str, tuple[Any, str, str, str]] = {
     "elsewhere": ({"$ref": "http://x/y"}, "unsupported", "s.$ref", "http://x/y"),
     "nowhere": ({"$ref": "#/$defs/a"}, "invalid_value", "s.$ref", "not in the schema"),
     "no schema there": ({"$ref": "#/title", "title": "a"}, "invalid_value", "s.$ref", "no schema"),
-    "itself": ({"$ref": "#"}, "invalid_value", "s.$ref", "back to itself"),
+    "what is not looked at": ({"$ref": "#/default", "default": {"not": {}}}, "invalid_value", "s.$ref", "no schema"),
+    "a long way": (
+        {"items": {"$ref": "#/default/0"}, "default": {str(i): {"$ref": f"#/default/{i + 1}"} for i in range(1200)}},
+        "invalid_value",
+        "s.items",
+        "back to itself",
+    ),
+    "itself": ({"$ref": "#"}, "invalid_value", "s", "back to itself"),
+    "itself, by a choice": ({"anyOf": [TEXT, {"oneOf": [{"$ref": "#"}]}]}, "invalid_value", "s", "back to itself"),
     "round and round": (
         {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         "invalid_value",
-        "s.$defs.a.$ref",
+        "s.$defs.a",
         "back to itself",
     ),
     "too deep": (nested(DEEPEST_SCHEMA + 1), "invalid_value", "", str(DEEPEST_SCHEMA)),
@@ -134,11 +145,15 @@ def test_a_long_place_is_cut_in_its_middle() -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from("type properties items anyOf allOf $ref required enum minLength pattern $defs const".split()),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                "type properties items anyOf allOf $ref required enum minLength pattern $defs const".split()
+            ),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )

@@ -56,16 +56,22 @@ def check_schema(schema: Any, place: str) -> str:
 
 
 class _Check:
-    """One schema's check. Subschemas are visited once, in order; references are followed only to find loops."""
+    """One schema's check. Subschemas are visited once, in order; references only lead to them."""
 
     def __init__(self, root: dict[str, Any], place: str) -> None:
         self._root = root
         self._place = place
         self._subschemas = 0
         self._patterns = 0
+        self._visited: set[int] = set()
+        self._followed: set[int] = set()
+        self._referred: list[tuple[Any, str]] = []
 
     def run(self) -> None:
         self._visit(self._root, self._place, 1)
+        for target, place in self._referred:
+            if isinstance(target, dict) and id(target) not in self._visited:
+                raise _bad(f"{place}.$ref", "leads to what is no schema")
 
     def _visit(self, schema: Any, place: str, depth: int) -> None:
         self._count(place, depth)
@@ -73,13 +79,14 @@ class _Check:
             return
         if not isinstance(schema, dict):
             raise _bad(place, f"is {shown(schema)}; expected a schema: an object or a boolean", "invalid_type")
+        self._visited.add(id(schema))
         for name in schema:
             if name in NOT_ENFORCED and schema[name] is not False:
                 raise _bad(f"{place}.{name}", "is not served: no grammar enforces it", "unsupported")
         self._check_types(schema, place)
         self._check_values(schema, place)
         self._check_object(schema, place)
-        self._check_reference(schema, place)
+        self._follow(schema, place)
         for child, where in _children(schema, place):
             self._visit(child, where, depth + 1)
 
@@ -135,19 +142,22 @@ class _Check:
             if name not in (schema.get("properties") or {}):
                 raise _bad(f"{place}.required", f"names {shown(name)}, which is no property and may not be added")
 
-    def _check_reference(self, schema: dict[str, Any], place: str) -> None:
-        """References lie within the schema, and lead to more than references."""
-        seen: set[str] = set()
-        while isinstance(schema, dict) and "$ref" in schema:
-            target = schema["$ref"]
-            if not isinstance(target, str) or not target.startswith("#"):
-                raise _bad(f"{place}.$ref", f"is {shown(target)}; expected # and a place in the schema", "unsupported")
-            if target in seen:
-                raise _bad(f"{place}.$ref", "leads back to itself")
-            seen.add(target)
-            schema = self._found(target, place)
+    def _follow(self, schema: Any, place: str, passed: frozenset[int] = frozenset()) -> None:
+        """References and choices lead to something else than themselves."""
+        if not isinstance(schema, dict) or id(schema) in self._followed:
+            return
+        if id(schema) in passed or len(passed) > MOST_SUBSCHEMAS:
+            raise _bad(place, "leads back to itself")
+        if "$ref" in schema:
+            self._follow(self._found(schema["$ref"], place), place, passed | {id(schema)})
+        for name in ("anyOf", "oneOf", "allOf"):
+            for choice in schema[name] if isinstance(schema.get(name), list) else ():
+                self._follow(choice, place, passed | {id(schema)})
+        self._followed.add(id(schema))
 
-    def _found(self, target: str, place: str) -> Any:
+    def _found(self, target: Any, place: str) -> Any:
+        if not isinstance(target, str) or not target.startswith("#"):
+            raise _bad(f"{place}.$ref", f"is {shown(target)}; expected # and a place in the schema", "unsupported")
         value: Any = self._root
         for part in target[1:].split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -156,6 +166,7 @@ class _Check:
             value = value[name]
         if not isinstance(value, dict | bool):
             raise _bad(f"{place}.$ref", f"is {shown(target)}, which is no schema")
+        self._referred.append((value, place))
         return value
 
 
