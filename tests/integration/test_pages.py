@@ -27,7 +27,7 @@ from tests.stack import MODEL
 DOCS = pages.ROOT / "docs"
 PAGES = ["cli", "nats", "http"]
 NEEDS = {"http": "curl"}
-PAGE_S = 240.0
+PAGE_S = 600.0
 """Far more than a page takes: its last command shows what it hung at."""
 
 
