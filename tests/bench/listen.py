@@ -96,7 +96,7 @@ class SseReader:
         body = self._settings.body.encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Connection: close\r\nPdq-Background: true\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
 

@@ -151,7 +151,7 @@ async def test_several_choices_are_several_answers_to_one_prompt(api: openai.Asy
 
 async def test_several_choices_in_one_stream(http: httpx.AsyncClient, client: Client) -> None:
     body = chat(n=4, stream=True, stream_options={"include_usage": True})
-    answer = await http.post("/chat/completions", json=body)
+    answer = await http.post("/chat/completions", json=body, headers={"Pdq-Background": "true"})
     found, name = sse.frames(answer.content), request_of(answer)
     for index in range(4):
         stored = await read_all(client, f"{name}-{index}" if index else name)
@@ -164,6 +164,25 @@ async def test_several_choices_in_one_stream(http: httpx.AsyncClient, client: Cl
     assert sorted(opened) == sorted(closed) == [0, 1, 2, 3]
     assert len({chunk.id for chunk in found[:-1]}) == len(found) - 1
     assert found[-2].id.endswith(".end") and found[-2].id.count(".") == 4
+
+
+async def test_a_stream_that_is_not_to_be_resumed_is_data_alone(http: httpx.AsyncClient) -> None:
+    """Some readers, vLLM's benchmark among them, take all of an event for its data."""
+    for path, body in (("/chat/completions", chat(stream=True)), ("/completions", completion(stream=True))):
+        answer = await http.post(path, json=body | {"stream_options": {"include_usage": True}})
+        assert all(block.startswith(b"data: ") and b"\n" not in block for block in answer.content[:-2].split(b"\n\n"))
+        named = await http.post(path, json=body, headers={"Idempotency-Key": f"places {path}"})
+        assert all(frame.id for frame in sse.frames(named.content)[:-1])
+
+
+async def test_a_chat_s_first_chunk_is_its_first_token(http: httpx.AsyncClient, client: Client) -> None:
+    """Or what measures a time to first token would measure the router's."""
+    answer = await http.post("/chat/completions", json=chat(stream=True), headers={"Pdq-Background": "true"})
+    first, *others = (frame for frame in sse.frames(answer.content) if frame.data != "[DONE]")
+    stored = await read_all(client, request_of(answer))
+    assert int(first.id) == next(event.seq for event in stored.events if event.out is not None)
+    assert first.json["choices"][0]["delta"]["role"] == "assistant"
+    assert all("role" not in frame.json["choices"][0]["delta"] for frame in others)
 
 
 async def test_the_log_probabilities_of_a_chat(api: openai.AsyncOpenAI) -> None:

@@ -61,14 +61,14 @@ def test_a_message_of_calls_has_no_content() -> None:
 
 
 def test_markup_that_shows_nothing_makes_no_chunk() -> None:
-    assert CHAT.chunk(HEAD, 0, step(Piece(0, (1,), "<tool>", delta=Delta()))) is None
-    assert CHAT.chunk(HEAD, 0, step(Piece(0, (1,), ""))) is None
+    assert CHAT.chunk(HEAD, 0, step(Piece(1, (1,), "<tool>", delta=Delta()))) is None
+    assert CHAT.chunk(HEAD, 0, step(Piece(1, (1,), ""))) is None
     assert COMPLETION.chunk(HEAD, 0, step(Piece(0, (1,), ""))) is None
     assert CHAT.chunk(HEAD, 0, Step(7)) is None
 
 
 def test_the_first_and_the_last_chunk_of_a_choice() -> None:
-    first, last = CHAT.chunk(HEAD, 1, step(opened=True)), CHAT.chunk(HEAD, 1, step(finish_reason="stop"))
+    first, last = CHAT.chunk(HEAD, 1, step(Piece(0, (1,), "Hi"))), CHAT.chunk(HEAD, 1, step(finish_reason="stop"))
     assert first is not None and last is not None
     assert json.loads(first) == {
         "id": "chatcmpl-r-1",
@@ -76,11 +76,12 @@ def test_the_first_and_the_last_chunk_of_a_choice() -> None:
         "created": 1_700_000_000,
         "model": "org/name",
         "choices": [
-            {"index": 1, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+            {"index": 1, "delta": {"role": "assistant", "content": "Hi"}, "logprobs": None, "finish_reason": None}
         ],
     }
     assert json.loads(last)["choices"] == [{"index": 1, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
-    assert COMPLETION.chunk(HEAD, 0, step(opened=True)) is None
+    empty = CHAT.chunk(HEAD, 0, step(Piece(0, (1,), "")))
+    assert empty is not None and json.loads(empty)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
 def test_usage_is_null_until_it_is_told() -> None:

@@ -96,14 +96,16 @@ class Answer:
             return b""
         self._at[choice.index] = step.seq
         chunk = self._shape.chunk(self._head, choice.index, step)
-        return event(chunk, str(Place(tuple(self._at)))) if chunk is not None else b""
+        return event(chunk, self._place()) if chunk is not None else b""
 
     def _usage(self) -> bytes:
         after = self._ask.after
         if not self._ask.include_usage or (after is not None and after.end):
             return b""
-        place = Place(tuple(self._at), end=True)
-        return event(self._shape.usage(self._head, usage_of(self._choices)), str(place))
+        return event(self._shape.usage(self._head, usage_of(self._choices)), self._place(end=True))
+
+    def _place(self, end: bool = False) -> str:
+        return str(Place(tuple(self._at), end)) if self._ask.resumable else ""
 
 
 def _lasts_s(choice: Choice) -> float:

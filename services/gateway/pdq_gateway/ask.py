@@ -48,6 +48,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     after: Place | None = None
     """Resume after this place of the stream."""
 
+    @property
+    def resumable(self) -> bool:
+        """Its stream tells its places. Others have none: some readers take an event for its data alone."""
+        return self.named or self.background
+
 
 def read_ask(raw: bytes, headers: Headers, kind: type[ChatBody] | type[CompletionBody], models: Models) -> Ask:
     """A request to be submitted. Raises Rejected, or Failed (a model that is not there)."""

@@ -17,11 +17,14 @@ class Step(msgspec.Struct, frozen=True):
     """What one event adds to a choice. `offset`: characters of the tokens before, as their log probabilities tell."""
 
     seq: int
-    opened: bool = False
-    """The request was routed: from here on it has an answer."""
     pieces: tuple[Piece, ...] = ()
     offset: int = 0
     finish_reason: str = ""
+
+    @property
+    def first(self) -> bool:
+        """Whether the answer begins with it."""
+        return bool(self.pieces) and self.pieces[0].index == 0
 
 
 class Choice:
@@ -72,7 +75,7 @@ class Choice:
             return Step(event.seq, pieces=tuple(pieces), offset=offset)
         if state.ended:
             self._check_end(state)
-        return Step(event.seq, opened=state.event == "routed", finish_reason=state.finish_reason)
+        return Step(event.seq, finish_reason=state.finish_reason)
 
     def check_own(self, state: State | None) -> None:
         """Raise Failed when a state is that of another body under this name."""

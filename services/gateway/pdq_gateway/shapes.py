@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from pdq.api.answers import (
     ChatChoice,
     ChatChunk,
@@ -72,7 +73,10 @@ class ChatShape:
     body = ChatBody
 
     def chunk(self, head: Head, index: int, step: Step) -> bytes | None:
-        delta = ChatDelta(role="assistant", content="") if step.opened else delta_of(step.pieces)
+        delta = delta_of(step.pieces)
+        if step.first:
+            # No sooner: what measures a first token takes the first chunk for it.
+            delta = replace(delta, role="assistant", content=delta.content or "")
         logprobs = chat_logprobs(joined_logprobs(step.pieces))
         finish_reason = _reason(step)
         if not delta and logprobs is None and finish_reason is None:
