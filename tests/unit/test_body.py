@@ -422,6 +422,18 @@ TABLE: dict[str, tuple[bytes, str, str, tuple[str, ...]]] = {
         "response_format.json_schema",
         ("'json_object'",),
     ),
+    "no end of an object": (
+        completion(response_format={"type": "json_object"}, ignore_eos=True),
+        "invalid_value",
+        "ignore_eos",
+        ("true", "response_format"),
+    ),
+    "a long call": (
+        chat(tools=[TOOL], tool_choice="required", min_tokens=5),
+        "invalid_value",
+        "min_tokens",
+        ("5", "tool_choice"),
+    ),
     "no schema in it": (
         chat(response_format={"type": "json_schema", "json_schema": {"name": "a"}}),
         "missing_field",

@@ -175,13 +175,21 @@ def _check(body: Body, most_choices: int) -> None:
     elif not body.prompt:
         raise refuse("empty_prompt", "prompt", "prompt is empty; expected at least one character or token id")
     body.bias()
-    body.guide()
+    _check_held(body)
+
+
+def _check_held(body: Body) -> None:
+    """An answer that is held to a form ends where that does."""
+    tools = body.tool_use() if isinstance(body, ChatBody) else None
+    field = "response_format" if body.guide() else "tool_choice" if tools is not None and tools.guided else ""
+    for name in ("ignore_eos", "min_tokens"):
+        if field and (value := getattr(body, name)):
+            raise refuse("invalid_value", name, f"{name} is {shown(value)}; with {field}, the answer's form ends it")
 
 
 def _check_chat(body: ChatBody) -> None:
     for index, turn in enumerate(body.messages):
         turn.check(f"messages[{index}]")
-    body.tool_use()
     if not any(message.text.strip() for message in body.messages):
         message = f"messages is {hidden(body.messages)}, none with text; expected at least one"
         raise refuse("empty_prompt", "messages", message)

@@ -142,7 +142,10 @@ class VllmEngine:
         tokenizer = self._alive().get_tokenizer()
         with self._running(work) as run:
             start_ns, times, reason = time.time_ns(), _TokenTimes(), ""
-            outputs = self._outputs(run, lambda: decode_params(work.sampling, reading), **decode_options(reading))
+            guide = guided_by(work.sampling)
+            outputs = self._outputs(
+                run, lambda: decode_params(work.sampling, reading), guide, **decode_options(reading)
+            )
             async with aclosing(outputs):
                 async for output in outputs:
                     completion = output.outputs[0]
@@ -241,12 +244,16 @@ class VllmEngine:
         if run := self._runs.get(report.run):
             run.hear(report)
 
-    async def _outputs(self, run: Run, params: Callable[[], Any], **options: Any) -> AsyncGenerator[Any]:
-        """vLLM's outputs of a run. Raises Rejected, Unavailable, or Interrupted when it was aborted."""
+    async def _outputs(
+        self, run: Run, params: Callable[[], Any], guide: str = "", **options: Any
+    ) -> AsyncGenerator[Any]:
+        """vLLM's outputs of a run. Raises Rejected, Unavailable, or Interrupted when it was aborted.
+
+        guide: the field that holds the run to a grammar, which may be refused. options: of vLLM's `generate`.
+        """
         from vllm.inputs import tokens_input
 
         prompt = tokens_input(list(run.work.prompt), cache_salt=run.work.salt)
-        guide = guided_by(run.work.sampling)
         with _translated(guide):
             outputs = self._alive().generate(prompt, params(), run.id, **options)
             async with aclosing(outputs):
