@@ -27,7 +27,7 @@ def puller(bus: Bus) -> Puller:
 async def test_init_twice_changes_nothing(bus: Bus, limits: LimitSettings) -> None:
     again = await init(bus, limits, [MODEL])
     assert set(again.values()) == {"unchanged"}
-    assert len(again) == 7 + 2 + 6
+    assert len(again) == 8 + 2 + 8
 
 
 async def test_init_brings_a_changed_limit_up_to_date(bus: Bus) -> None:

@@ -112,7 +112,7 @@ async def limited(stack: Stack, *, routers: int = 1, **limits: int) -> tuple[Bus
 
 async def routed(client: Client, number: int) -> list[str]:
     """Submit requests one after the other, until a router has dealt with each: the events they have then."""
-    events = []
+    events: list[str] = []
     for _ in range(number):
         request = new_request_id()
         async with client.follow(request, catch_up=False) as follower:

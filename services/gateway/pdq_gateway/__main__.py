@@ -10,12 +10,14 @@ from pdq.client import Client
 from pdq.errors import Unavailable
 from pdq.service import Check, HealthServer, log_settings, run
 from pdq.telemetry import Metrics, Telemetry
+from pdq.tenants import Access, Directory
 
 from pdq_gateway.app import make_app
 from pdq_gateway.front import Front
 from pdq_gateway.gateway import Gateway
 from pdq_gateway.metrics import GatewayMetrics
 from pdq_gateway.server import Server, make_server, serve
+from pdq_gateway.tenancy import Refused
 
 NOBODY = "nobody"
 """A request that there is not: whoever answers for it would answer for any."""
@@ -57,21 +59,27 @@ class Service:
             await asyncio.to_thread(telemetry.close)
 
     async def _serve(self, bus: Bus, telemetry: Telemetry) -> None:
+        tenants = Directory(bus)
+        await tenants.start()
+        access = Access(tenants, self.gateway.auth, host=self.gateway.host, local=self.tenant)
+        access.check_start()
         gateway = Gateway(
             bus=bus,
             telemetry=telemetry,
             settings=self.gateway,
             limits=self.limits,
             models=self.models,
-            tenant=self.tenant,
+            access=access,
+            refused=Refused(),
             over=asyncio.Event(),
         )
         app = Front(make_app(gateway), GatewayMetrics(self.metrics))
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(bus.watch(self.stop))
+            side = [group.create_task(bus.watch(self.stop)), group.create_task(tenants.run())]
             self.bus, self.server = bus, make_server(app, self.gateway)
             await serve(self.server, self.gateway, self.stop, gateway.over)
-            watching.cancel()
+            for task in side:
+                task.cancel()
 
     async def _check_broker(self) -> None:
         if self.bus is None:

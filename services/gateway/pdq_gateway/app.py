@@ -53,12 +53,14 @@ async def get_completion(request: Http, id: str, stream: bool = False, include_u
 
 @get("/v1/models")
 async def list_models(request: Http) -> ModelList:
+    tenant_of(request.headers, _gateway(request).access)
     specs = _gateway(request).models.by_slug.values()
     return ModelList(data=tuple(map(_card, specs)))
 
 
 @get("/v1/models/{id:path}")
 async def get_model(request: Http, id: str) -> ModelCard:
+    tenant_of(request.headers, _gateway(request).access)
     return _card(find_model(_gateway(request).models, id.removeprefix("/")))
 
 
@@ -73,16 +75,17 @@ def _card(spec: ModelSpec) -> ModelCard:
 
 async def _create(request: Http, shape: Shape) -> ASGIApp:
     gateway = _gateway(request)
-    tenant = tenant_of(request.headers, gateway.tenant)
+    tenant = tenant_of(request.headers, gateway.access)
     _check_media_type(request)
     ask = read_ask(await _body(request, gateway.settings.stall_s), request.headers, shape.body, gateway.models)
+    gateway.refused.check(tenant)
     span = gateway.telemetry.submit(ask.name.request, tenant, ask.model, dict(request.headers))
     return Exchange(gateway, Client(gateway.bus, tenant), ask, shape, span)
 
 
 def _read(request: Http, shape: Shape, id: str, stream: bool, include_usage: bool) -> ASGIApp:
     gateway = _gateway(request)
-    client = Client(gateway.bus, tenant_of(request.headers, gateway.tenant))
+    client = Client(gateway.bus, tenant_of(request.headers, gateway.access))
     name = read_name(id, shape.prefix)
     after = resume_after(request.headers)
     check_place(after, name)

@@ -61,6 +61,7 @@ class Exchange:
                 if not reply.status:
                     await reply.refuse(refusal(exc))
             except PdqError as exc:
+                self._gateway.refused.note(self._client.tenant, exc)
                 self._note_failure(exc)
                 with contextlib.suppress(ClientLeft):
                     await reply.refuse(refusal(exc))

@@ -8,6 +8,9 @@ import msgspec
 from pdq.bus import Bus
 from pdq.settings import GatewaySettings, LimitSettings, Models
 from pdq.telemetry import Telemetry
+from pdq.tenants import Access
+
+from pdq_gateway.tenancy import Refused
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +19,8 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     settings: GatewaySettings
     limits: LimitSettings
     models: Models
-    tenant: str
-    """Whose request it is where nothing names a tenant."""
+    access: Access
+    """Whose a request is."""
+    refused: Refused
     over: asyncio.Event
     """Set when the time to drain is over: answers that are not complete break off."""

@@ -41,17 +41,24 @@ def document() -> Json:
             "/v1/chat/completions/{id}": {"get": _get("getChatCompletion", CHAT, "ChatCompletion", "ChatChunk")},
             "/v1/completions": {"post": _create("createCompletion", COMPLETION, "Completion", "Completion")},
             "/v1/completions/{id}": {"get": _get("getCompletion", COMPLETION, "Completion", "Completion")},
-            "/v1/models": {"get": _operation("listModels", {"200": _json("ModelList", "The models served.")})},
+            "/v1/models": {
+                "get": _operation("listModels", {"200": _json("ModelList", "The models served."), **_errors(401)})
+            },
             "/v1/models/{id}": {
                 "get": _operation(
                     "getModel",
-                    {"200": _json("ModelCard", "A model."), **_errors(404)},
+                    {"200": _json("ModelCard", "A model."), **_errors(401, 404)},
                     parameters=[_parameter("path", "id", {"type": "string"}, "Its public id, or its slug.")],
                 )
             },
             "/openapi.json": {"get": _operation("getOpenapi", {"200": _any("This document.")})},
         },
-        "components": {"schemas": schemas()},
+        "components": {
+            "schemas": schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key of a tenant."}},
+        },
+        # On loopback, before the first tenant was added, nobody needs one.
+        "security": [{"key": []}, {}],
     }
 
 
@@ -84,7 +91,7 @@ def _create(name: str, shape: Shape, whole: str, chunk: str) -> Json:
     schema = {"$ref": f"#/components/schemas/{shape.body.__name__}"}
     return _operation(
         name,
-        {"200": _answer(whole, chunk), **_errors(400, 404, 408, 409, 413, 415, 429, 499, 500, 503, 504)},
+        {"200": _answer(whole, chunk), **_errors(400, 401, 404, 408, 409, 413, 415, 429, 499, 500, 503, 504)},
         parameters=[
             _header("Idempotency-Key", _text(255), "The same key is the same request, which runs once."),
             _header("Last-Event-ID", _text(200), "Resume the stream of an Idempotency-Key after this event."),
@@ -108,7 +115,7 @@ def _get(name: str, shape: Shape, whole: str, chunk: str) -> Json:
         {
             "200": _answer(whole, chunk),
             "202": _json("Unfinished", "It has not ended yet."),
-            **_errors(400, 404, 499, 500, 503, 504),
+            **_errors(400, 401, 404, 499, 500, 503, 504),
         },
         parameters=[
             _parameter("path", "id", {"type": "string"}, f"Of an answer: `{shape.prefix}-...`."),

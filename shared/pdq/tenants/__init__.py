@@ -3,9 +3,9 @@
 `Store` changes the bucket PDQ_TENANTS (`pdq tenant`), `Directory` follows it, `Access` tells whose a request is.
 """
 
-from pdq.tenants.access import Access, AuthMode
+from pdq.tenants.access import Access
 from pdq.tenants.directory import Directory
 from pdq.tenants.records import KeyRecord, Limits, TenantRecord
 from pdq.tenants.store import Added, Known, Store
 
-__all__ = ["Access", "Added", "AuthMode", "Directory", "KeyRecord", "Known", "Limits", "Store", "TenantRecord"]
+__all__ = ["Access", "Added", "Directory", "KeyRecord", "Known", "Limits", "Store", "TenantRecord"]
