@@ -61,6 +61,4 @@ def _headers(status: int, retry_after_s: float) -> tuple[tuple[bytes, bytes], ..
         return ((b"retry-after", str(math.ceil(retry_after_s or RETRY_AFTER_S)).encode()),)
     if status == 401:
         return ((b"www-authenticate", b"Bearer"),)
-    if status == 401:
-        return ((b"www-authenticate", b"Bearer"),)
     return ((b"x-should-retry", b"false"),) if status in FINAL else ()
