@@ -10,12 +10,13 @@ import httpx
 
 
 class Frame(NamedTuple):
-    """One event, as its bytes and as what they say. `comment`: a line that is none."""
+    """One event, as its bytes and as what they say. `comment`: a line that is none. `type`: its `event`."""
 
     raw: bytes
     id: str
     data: str
     comment: bool = False
+    type: str = ""
 
     @property
     def json(self) -> Any:
@@ -23,13 +24,14 @@ class Frame(NamedTuple):
 
 
 def parse(raw: bytes) -> Frame:
-    id, data = "", []
+    id, data, type = "", [], ""
     for line in raw.decode().splitlines():
         name, _, value = line.partition(": ")
-        assert name in ("id", "data", ""), line
+        assert name in ("id", "data", "event", ""), line
         id = value if name == "id" else id
+        type = value if name == "event" else type
         data += [value] if name == "data" else []
-    return Frame(raw, id, "\n".join(data), comment=raw.startswith(b":"))
+    return Frame(raw, id, "\n".join(data), comment=raw.startswith(b":"), type=type)
 
 
 def frames(body: bytes) -> list[Frame]:

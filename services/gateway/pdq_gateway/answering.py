@@ -33,6 +33,21 @@ def head_of(gateway: Gateway, ask: Ask, shape: Shape, choice: Choice) -> Head:
     )
 
 
+class Patience:
+    """What comes of choices that are routed, for as long as they may take."""
+
+    def __init__(self, logs: Following, choices: Sequence[Choice], keep_alive_s: float) -> None:
+        self._logs = logs
+        self._keep_alive_s = keep_alive_s
+        self._give_up = time.monotonic() + max(map(_lasts_s, choices)) + GRACE_S
+
+    async def next(self) -> list[Heard]:
+        """What comes next; nothing where a stream should show that it lives. Raises Failed past the deadline."""
+        if time.monotonic() > self._give_up:
+            raise failed("deadline_exceeded", "the request has not ended by its deadline")
+        return await self._logs.next(self._keep_alive_s)
+
+
 class Answer:
     """`choices` have been routed; `logs` tells what comes after."""
 
@@ -40,12 +55,10 @@ class Answer:
         self._ask = ask
         self._shape = shape
         self._choices = choices
-        self._logs = logs
-        self._keep_alive_s = gateway.settings.keep_alive_s
+        self._patience = Patience(logs, choices, gateway.settings.keep_alive_s)
         self._head = head_of(gateway, ask, shape, choices[0])
         self._at = list(ask.after.seqs) if ask.after is not None else [0] * len(choices)
         """Per choice the log's sequence of what the client has by now."""
-        self._give_up = time.monotonic() + max(map(_lasts_s, choices)) + GRACE_S
 
     @property
     def _ended(self) -> bool:
@@ -59,7 +72,7 @@ class Answer:
                 self._choices[index].take(found)
             if self._ended:
                 break
-            heard = await self._next()
+            heard = await self._patience.next()
         await reply.whole(self._shape.whole(self._head, self._choices, usage_of(self._choices)))
 
     async def stream(self, reply: Reply, steps: Steps, rest: Sequence[Heard]) -> None:
@@ -80,15 +93,9 @@ class Answer:
             if any(frames):
                 await reply.stream(b"".join(frames))
             frames = []
-            while not (heard := await self._next()):
+            while not (heard := await self._patience.next()):
                 await reply.stream(KEEP_ALIVE)
         await reply.end_stream(b"".join(frames) + self._usage() + DONE)
-
-    async def _next(self) -> list[Heard]:
-        """What comes next; nothing where the stream should show that it lives. Raises Failed past the deadline."""
-        if time.monotonic() > self._give_up:
-            raise failed("deadline_exceeded", "the request has not ended by its deadline")
-        return await self._logs.next(self._keep_alive_s)
 
     def _frame(self, choice: Choice, step: Step) -> bytes:
         """A chunk as an event of the stream; empty where there is none, or the client has it."""

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, get, post
+from litestar import Litestar, Response, delete, get, post
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, MethodNotAllowedException
 from litestar.types import ASGIApp
-from pdq.api.answers import ModelCard, ModelList
+from pdq.api.answers import Deleted, ModelCard, ModelList
+from pdq.api.refusals import refuse
 from pdq.client import Client
 from pdq.errors import PdqError
 from pdq.settings import ModelSpec
 
 from pdq_gateway.ask import Ask, check_place, find_model, read_ask, read_name, resume_after
+from pdq_gateway.erasing import erase
 from pdq_gateway.errors import Refusal, failed, refusal
 from pdq_gateway.exchange import Exchange
 from pdq_gateway.gateway import Gateway
+from pdq_gateway.intake import Http, body_of, check_media_type, client_of, gateway_of
 from pdq_gateway.openapi import document
+from pdq_gateway.responses_routes import RESPONSES
 from pdq_gateway.retrieval import Retrieval
 from pdq_gateway.routes import not_served
 from pdq_gateway.shapes import CHAT, COMPLETION, Shape
 from pdq_gateway.tenancy import tenant_of
 
 log = logging.getLogger("pdq.gateway")
-
-Http = Request[Any, Any, State]
 
 
 @post("/v1/chat/completions", status_code=200)
@@ -51,17 +52,27 @@ async def get_completion(request: Http, id: str, stream: bool = False, include_u
     return _read(request, COMPLETION, id, stream, include_usage)
 
 
+@delete("/v1/chat/completions/{id:str}", status_code=200)
+async def delete_chat_completion(request: Http, id: str, purge: bool = True) -> Deleted:
+    return await _delete(request, CHAT, id, purge, "chat.completion.deleted")
+
+
+@delete("/v1/completions/{id:str}", status_code=200)
+async def delete_completion(request: Http, id: str, purge: bool = True) -> Deleted:
+    return await _delete(request, COMPLETION, id, purge, "text_completion.deleted")
+
+
 @get("/v1/models")
 async def list_models(request: Http) -> ModelList:
-    tenant_of(request.headers, _gateway(request).access)
-    specs = _gateway(request).models.by_slug.values()
+    tenant_of(request.headers, gateway_of(request).access)
+    specs = gateway_of(request).models.by_slug.values()
     return ModelList(data=tuple(map(_card, specs)))
 
 
 @get("/v1/models/{id:path}")
 async def get_model(request: Http, id: str) -> ModelCard:
-    tenant_of(request.headers, _gateway(request).access)
-    return _card(find_model(_gateway(request).models, id.removeprefix("/")))
+    tenant_of(request.headers, gateway_of(request).access)
+    return _card(find_model(gateway_of(request).models, id.removeprefix("/")))
 
 
 @get("/openapi.json", media_type="application/json")
@@ -74,18 +85,18 @@ def _card(spec: ModelSpec) -> ModelCard:
 
 
 async def _create(request: Http, shape: Shape) -> ASGIApp:
-    gateway = _gateway(request)
+    gateway = gateway_of(request)
     tenant = tenant_of(request.headers, gateway.access)
-    _check_media_type(request)
-    ask = read_ask(await _body(request, gateway.settings.stall_s), request.headers, shape.body, gateway.models)
+    check_media_type(request)
+    ask = read_ask(await body_of(request), request.headers, shape.body, gateway.models)
     gateway.refused.check(tenant)
     span = gateway.telemetry.submit(ask.name.request, tenant, ask.model, dict(request.headers))
     return Exchange(gateway, Client(gateway.bus, tenant), ask, shape, span)
 
 
 def _read(request: Http, shape: Shape, id: str, stream: bool, include_usage: bool) -> ASGIApp:
-    gateway = _gateway(request)
-    client = Client(gateway.bus, tenant_of(request.headers, gateway.access))
+    gateway = gateway_of(request)
+    client = client_of(request)
     name = read_name(id, shape.prefix)
     after = resume_after(request.headers)
     check_place(after, name)
@@ -93,26 +104,13 @@ def _read(request: Http, shape: Shape, id: str, stream: bool, include_usage: boo
     return Exchange(gateway, client, ask, shape) if stream else Retrieval(gateway, client, ask, shape)
 
 
-def _gateway(request: Http) -> Gateway:
-    gateway: Gateway = request.app.state.gateway
-    return gateway
-
-
-def _check_media_type(request: Http) -> None:
-    """JSON, uncompressed; no media type at all counts as JSON."""
-    sent = request.headers.get("content-type", "application/json")
-    if sent.partition(";")[0].strip().lower() != "application/json":
-        raise failed("unsupported_media_type", "the body's Content-Type must be application/json", "Content-Type")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise failed("unsupported_media_type", "a compressed body is not served", "Content-Encoding")
-
-
-async def _body(request: Http, bound_s: float) -> bytes:
-    try:
-        async with asyncio.timeout(bound_s):
-            return await request.body()
-    except TimeoutError:
-        raise failed("request_timeout", f"the body did not come within {bound_s:g} s") from None
+async def _delete(request: Http, shape: Shape, id: str, purge: bool, kind: Any) -> Deleted:
+    client = client_of(request)
+    if not purge:
+        message = "purge is false; an answer is deleted with all that is stored of it, or not at all"
+        raise refuse("invalid_value", "purge", message)
+    await erase(client, read_name(id, shape.prefix), id)
+    return Deleted(id=id, object=kind)
 
 
 # ---- errors
@@ -132,7 +130,7 @@ def _on_http(request: Http, error: HTTPException) -> Response[bytes]:
         refused = refusal(failed("method_not_allowed", f"{request.method} is not served here; {allow} is"))
         return _refused(Refusal(refused.status, refused.answer, ((b"allow", allow.encode()),)))
     if status == 413:
-        limit = _gateway(request).limits.max_msg_bytes
+        limit = gateway_of(request).limits.max_msg_bytes
         return _refused(refusal(failed("payload_too_large", f"the body is over the limit of {limit} bytes")))
     if status == 400:
         return _refused(refusal(failed("invalid_value", error.detail)))
@@ -159,6 +157,9 @@ HANDLERS = [
     create_completion,
     get_chat_completion,
     get_completion,
+    delete_chat_completion,
+    delete_completion,
+    *RESPONSES,
     list_models,
     get_model,
     get_openapi,

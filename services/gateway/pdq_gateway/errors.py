@@ -46,12 +46,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def refusal(error: PdqError) -> Refusal:
-    info = error.info if isinstance(error, Failed) else _info(error)
+    info = info_of(error)
     status = status_of(info.code)
     return Refusal(status, ErrorAnswer(error=detail_of(info)), _headers(status, info.retry_after_s))
 
 
-def _info(error: PdqError) -> ErrorInfo:
+def info_of(error: PdqError) -> ErrorInfo:
+    if isinstance(error, Failed):
+        return error.info
     hint = error.retry_after_s if isinstance(error, QueueFull) else 0.0
     return ErrorInfo(code=error.code, message=str(error), param=getattr(error, "param", None), retry_after_s=hint)
 

@@ -17,7 +17,7 @@ from pdq.client import Client
 from pdq.errors import PdqError, Unavailable
 from pdq.telemetry import Span
 
-from pdq_gateway.answering import GRACE_S, Answer
+from pdq_gateway.answering import GRACE_S, Answer, Steps
 from pdq_gateway.ask import Ask, not_found
 from pdq_gateway.errors import refusal
 from pdq_gateway.following import Following, Heard, following
@@ -59,12 +59,12 @@ class Exchange:
                 self._note_end("drain")
                 # A stream breaks off: what would end it in order would pass for the end of the answer.
                 if not reply.status:
-                    await reply.refuse(refusal(exc))
+                    await self._refuse(reply, exc)
             except PdqError as exc:
                 self._gateway.refused.note(self._client.tenant, exc)
                 self._note_failure(exc)
                 with contextlib.suppress(ClientLeft):
-                    await reply.refuse(refusal(exc))
+                    await self._refuse(reply, exc)
                 if self._is_lost(exc):
                     await self._give_up()
 
@@ -78,12 +78,21 @@ class Exchange:
         async with following(self._client, ask.name.requests, catch_up=known, bound_s=bound_s) as logs:
             await self._submit(missing)
             steps, rest = await self._until_routed(logs)
-            answer = Answer(self._gateway, ask, self._shape, self._choices, logs)
-            if ask.stream:
-                await answer.stream(reply, steps, rest)
-            else:
-                await answer.whole(reply, rest)
+            await self._answer(reply, logs, steps, rest)
         self._note_usage()
+
+    async def _answer(self, reply: Reply, logs: Following, steps: Steps, rest: Sequence[Heard]) -> None:
+        answer = Answer(self._gateway, self._ask, self._shape, self._choices, logs)
+        if self._ask.stream:
+            await answer.stream(reply, steps, rest)
+        else:
+            await answer.whole(reply, rest)
+
+    async def _refuse(self, reply: Reply, error: PdqError) -> None:
+        await reply.refuse(refusal(error))
+
+    def _not_found(self) -> Exception:
+        return not_found(self._ask.name.public(self._shape.prefix))
 
     async def _missing(self) -> list[Choice]:
         """The choices that the log does not have. Raises Failed where it must have them, or has others."""
@@ -95,7 +104,7 @@ class Exchange:
             else:
                 missing.append(choice)
         if missing and (self._ask.after is not None or not self._ask.bodies):
-            raise not_found(self._ask.name.public(self._shape.prefix))
+            raise self._not_found()
         return missing
 
     async def _submit(self, choices: Sequence[Choice]) -> None:
@@ -109,7 +118,7 @@ class Exchange:
                 timeout_s=SUBMIT_TIMEOUT_S,
             )
 
-    async def _until_routed(self, logs: Following) -> tuple[list[tuple[Choice, Step]], list[Heard]]:
+    async def _until_routed(self, logs: Following) -> tuple[Steps, list[Heard]]:
         """Until each choice is routed: the steps so far, and what was heard beyond them.
 
         Raises Failed with what is wrong with the request, and when no router takes it in time.

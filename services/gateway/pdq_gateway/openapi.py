@@ -10,19 +10,25 @@ from typing import Any
 
 import msgspec
 from pdq import __version__
-from pdq.api import answers
+from pdq.api import answers, responses
 from pdq.api.body import ChatBody, CompletionBody
+from pdq.api.responses_body import ResponsesBody
 
 from pdq_gateway.naming import MOST_CHOICES
 from pdq_gateway.shapes import CHAT, COMPLETION, Shape
 
-STRUCTS = (
+STRUCTS: tuple[Any, ...] = (
     ChatBody,
     CompletionBody,
     answers.ChatCompletion,
     answers.ChatChunk,
     answers.Completion,
     answers.Unfinished,
+    answers.Deleted,
+    ResponsesBody,
+    responses.Response,
+    responses.ResponseDeleted,
+    *responses.EVENTS,
     answers.ModelCard,
     answers.ModelList,
     answers.ErrorAnswer,
@@ -38,9 +44,16 @@ def document() -> Json:
         "info": {"title": "pdq", "version": __version__, "description": "OpenAI's API over pdq's queues."},
         "paths": {
             "/v1/chat/completions": {"post": _create("createChatCompletion", CHAT, "ChatCompletion", "ChatChunk")},
-            "/v1/chat/completions/{id}": {"get": _get("getChatCompletion", CHAT, "ChatCompletion", "ChatChunk")},
+            "/v1/chat/completions/{id}": {
+                "get": _get("getChatCompletion", CHAT, "ChatCompletion", "ChatChunk"),
+                "delete": _delete("deleteChatCompletion", f"{CHAT.prefix}-", "Deleted", _PURGE),
+            },
             "/v1/completions": {"post": _create("createCompletion", COMPLETION, "Completion", "Completion")},
-            "/v1/completions/{id}": {"get": _get("getCompletion", COMPLETION, "Completion", "Completion")},
+            "/v1/completions/{id}": {
+                "get": _get("getCompletion", COMPLETION, "Completion", "Completion"),
+                "delete": _delete("deleteCompletion", f"{COMPLETION.prefix}-", "Deleted", _PURGE),
+            },
+            **_responses(),
             "/v1/models": {
                 "get": _operation("listModels", {"200": _json("ModelList", "The models served."), **_errors(401)})
             },
@@ -71,6 +84,8 @@ def schemas() -> Json:
         schema["required"] = ["model", *schema["required"]]
         schema["properties"]["model"] = {"type": "string"}
         schema["properties"]["n"] |= {"minimum": 1, "maximum": MOST_CHOICES}
+    found["ResponsesBody"]["required"] = ["model", "input"]
+    found["ResponsesBody"]["properties"]["model"] = {"type": "string"}
     plain: Json = _ecma(found)
     return plain
 
@@ -88,10 +103,14 @@ def _ecma(schema: Any) -> Any:
 
 
 def _create(name: str, shape: Shape, whole: str, chunk: str) -> Json:
-    schema = {"$ref": f"#/components/schemas/{shape.body.__name__}"}
+    return _post(name, shape.body.__name__, _answer(whole, chunk))
+
+
+def _post(name: str, body: str, answer: Json) -> Json:
+    schema = {"$ref": f"#/components/schemas/{body}"}
     return _operation(
         name,
-        {"200": _answer(whole, chunk), **_errors(400, 401, 404, 408, 409, 413, 415, 429, 499, 500, 503, 504)},
+        {"200": answer, **_errors(400, 401, 404, 408, 409, 413, 415, 429, 499, 500, 503, 504)},
         parameters=[
             _header("Idempotency-Key", _text(255), "The same key is the same request, which runs once."),
             _header("Last-Event-ID", _text(200), "Resume the stream of an Idempotency-Key after this event."),
@@ -118,13 +137,43 @@ def _get(name: str, shape: Shape, whole: str, chunk: str) -> Json:
             **_errors(400, 401, 404, 499, 500, 503, 504),
         },
         parameters=[
-            _parameter("path", "id", {"type": "string"}, f"Of an answer: `{shape.prefix}-...`."),
+            _id(f"{shape.prefix}-"),
             _parameter("query", "stream", {"type": "boolean"}, "Follow it, from its first token on."),
             _parameter("query", "include_usage", {"type": "boolean"}, "End its stream with the tokens used."),
             _header("Last-Event-ID", _text(200), "Follow it after this event."),
             *_common_headers(),
         ],
     )
+
+
+def _responses() -> Json:
+    """The paths of `/v1/responses`."""
+    events = "Events whose `data` is an event of the response, and whose `id` is its `sequence_number`."
+    streamed = _json("Response", "The response; or, as a stream, its events as server-sent events.")
+    streamed["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    read = _operation(
+        "getResponse",
+        {"200": streamed, **_errors(400, 401, 404, 499, 500, 503, 504)},
+        parameters=[
+            _id("resp_"),
+            _parameter("query", "stream", {"type": "boolean"}, "Follow it, from its first event on."),
+            _parameter("query", "starting_after", {"type": "integer", "minimum": 0}, "Follow it after this event."),
+            _parameter("query", "include_obfuscation", {"enum": [False]}, "Not served."),
+            _header("Last-Event-ID", _text(200), "As `starting_after`, before which it goes."),
+            *_common_headers(),
+        ],
+    )
+    cancelled = {"200": _json("Response", "As it is now; one that had ended is as it was."), **_errors(401, 404, 503)}
+    return {
+        "/v1/responses": {"post": _post("createResponse", "ResponsesBody", streamed)},
+        "/v1/responses/{id}": {"get": read, "delete": _delete("deleteResponse", "resp_", "ResponseDeleted")},
+        "/v1/responses/{id}/cancel": {"post": _operation("cancelResponse", cancelled, parameters=[_id("resp_")])},
+    }
+
+
+def _delete(name: str, prefix: str, deleted: str, *parameters: Json) -> Json:
+    answers = {"200": _json(deleted, "It is removed, and was ended if it ran."), **_errors(400, 401, 404, 503)}
+    return _operation(name, answers, parameters=[_id(prefix), *parameters])
 
 
 def _operation(name: str, responses: Json, **more: Any) -> Json:
@@ -155,6 +204,10 @@ def _parameter(where: str, name: str, schema: Json, description: str) -> Json:
     return {"in": where, "name": name, "required": where == "path", "schema": schema, "description": description}
 
 
+def _id(prefix: str) -> Json:
+    return _parameter("path", "id", {"type": "string"}, f"Of an answer: `{prefix}...`.")
+
+
 def _header(name: str, schema: Json, description: str) -> Json:
     return _parameter("header", name, schema, description)
 
@@ -168,3 +221,6 @@ def _common_headers() -> list[Json]:
 
 def _text(most: int) -> Json:
     return {"type": "string", "minLength": 1, "maxLength": most, "pattern": "^[\\x20-\\x7e]*$"}
+
+
+_PURGE = _parameter("query", "purge", {"enum": [True]}, "Remove all that is stored of it. So it is without, too.")

@@ -21,10 +21,10 @@ SSE = (
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
-def event(data: bytes, id: str = "") -> bytes:
-    """One server-sent event. `data` holds no line end: it is JSON."""
-    named = f"id: {id}\n".encode() if id else b""
-    return named + b"data: " + data + b"\n\n"
+def event(data: bytes, id: str = "", type: str = "") -> bytes:
+    """One server-sent event. `data` holds no line end: it is JSON. `type`: its `event`."""
+    named = (f"event: {type}\n" if type else "") + (f"id: {id}\n" if id else "")
+    return named.encode() + b"data: " + data + b"\n\n"
 
 
 class Reply:

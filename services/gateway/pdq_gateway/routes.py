@@ -13,6 +13,9 @@ ROUTES = (
     "/v1/completions/{id}",
     "/v1/models",
     "/v1/models/{id}",
+    "/v1/responses",
+    "/v1/responses/{id}",
+    "/v1/responses/{id}/cancel",
     "/openapi.json",
 )
 
@@ -27,7 +30,6 @@ NOT_SERVED = {
     "images": "images",
     "moderations": "moderations",
     "realtime": "realtime sessions",
-    "responses": "responses",
     "threads": "threads",
     "uploads": "uploads",
     "vector_stores": "vector stores",
@@ -40,7 +42,9 @@ def route_of(path: str) -> str:
     """The route of a path, as a label that has few values."""
     if path in ROUTES:
         return path
-    for collection in ("/v1/chat/completions", "/v1/completions", "/v1/models"):
+    if path.startswith("/v1/responses/") and path.endswith("/cancel"):
+        return "/v1/responses/{id}/cancel"
+    for collection in ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/responses"):
         if path.startswith(f"{collection}/"):
             return f"{collection}/{{id}}"
     return OTHER

@@ -261,6 +261,12 @@ class Unfinished(_Shape, frozen=True, kw_only=True):
     choices: tuple[()] = ()
 
 
+class Deleted(_Shape, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.deleted", "text_completion.deleted"]
+    deleted: Literal[True] = True
+
+
 def total(usages: Sequence[Usage]) -> Usage:
     """The usage of several choices of one prompt, which counts once."""
     prompt = max(usage.prompt_tokens for usage in usages)
