@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.client import Client, new_request_id
-from pdq.messages import State, decode_json
+from pdq.log import RequestLog, first, follow
+from pdq.messages import StageName, State, decode_json
 from pdq.settings import LimitSettings
 from pdq.tenants import Store
 from pdq.tenants.usage import FRESH_S
@@ -37,7 +41,7 @@ async def flood(bus: Bus, tenant: str, number: int, priority: str = "normal") ->
     await until_queued(bus, subjects.DECODE, number)
 
 
-async def trickle(bus: Bus, tenant: str, number: int, **options: object) -> list[Answer]:
+async def trickle(bus: Bus, tenant: str, number: int, **options: Any) -> list[Answer]:
     """One request after the other."""
     client = Client(bus, tenant)
     return [await ask(client, completion("t" * 20, max_tokens=2), **options) for _ in range(number)]
@@ -212,4 +216,86 @@ async def test_ends_that_a_router_missed_make_room_once_the_broker_is_back(stack
     async with asyncio.timeout(30):
         while await routed(Client(bus, "a"), 1) != ["routed"]:
             await asyncio.sleep(0.2)
+    await bus.close()
+
+
+# ---- the lane behind all
+
+
+async def several(stack: Stack, **settings: str) -> tuple[Bus, Client]:
+    """A router with a share of one, two tenants, and no worker."""
+    stack.add("pdq_router", PDQ_ROUTER_FAIR_SHARE="1", **settings)
+    await stack.start()
+    bus = await stack.connect()
+    for tenant in ("a", "b"):
+        await Store(bus).add(tenant)
+    await asyncio.sleep(1.5)
+    return bus, Client(bus, "a")
+
+
+async def lanes(bus: Bus, stage: StageName) -> dict[str, str]:
+    """The lane of every queued job of a stage, by its request."""
+    info = await bus.stream_info(subjects.STAGE_STREAM[stage], f"pdq.{stage}.>")
+    jobs = map(subjects.parse_job, (info["state"].get("subjects") or {}) if info else ())
+    return {job.request: job.priority for job in jobs}
+
+
+@pytest.mark.parametrize("order", ["prefill-first", "decode-first", "decode-only"])
+async def test_what_is_over_a_share_is_served_as_all_else(stack: Stack, order: str) -> None:
+    bus, client = await several(stack)
+    prefill = stack.add("pdq_prefill")
+    prefill.start()
+    await asyncio.to_thread(prefill.wait_ready)
+    await asyncio.to_thread(prefill.stop)
+    body = completion("k" * 300, max_tokens=5, temperature=0)
+    waiting = [asyncio.create_task(ask(client, body, order=order, request=f"r{number}")) for number in range(3)]
+    async with asyncio.timeout(20):
+        while len(await lanes(bus, "prefill") | await lanes(bus, "decode")) < 3:
+            await asyncio.sleep(0.05)
+    found = await lanes(bus, "prefill") | await lanes(bus, "decode")
+    assert sorted(found.values()) == ["excess", "excess", "normal"]
+    prefill.start()
+    stack.add("pdq_decode").start()
+    answers = await asyncio.gather(*waiting)
+    assert [answer.terminal for answer in answers] == [["finished"]] * 3
+    assert len({answer.transcript.digest() for answer in answers}) == 1
+    assert {answer.request: answer.state.lane or answer.state.priority for answer in answers} == found
+    async with asyncio.timeout(10):  # a job is settled a moment after its request's end
+        while await lanes(bus, "prefill") | await lanes(bus, "decode"):
+            await asyncio.sleep(0.05)
+    await bus.close()
+
+
+async def test_a_request_over_its_share_is_cancelled_as_any_other(stack: Stack) -> None:
+    bus, client = await several(stack)
+    waiting = [asyncio.create_task(ask(client, BODY, request=f"r{number}")) for number in range(2)]
+    await until_queued(bus, subjects.DECODE, 2)
+    (over,) = (request for request, lane in (await lanes(bus, "decode")).items() if lane == "excess")
+    reply = await client.cancel(over)
+    assert reply.state is not None and reply.state.event == "cancelled"
+    assert over not in await lanes(bus, "decode") and len(await lanes(bus, "decode")) == 1
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await bus.close()
+
+
+async def test_a_submit_that_is_delivered_again_has_one_job_in_its_first_lane(stack: Stack) -> None:
+    """A router dies after `routed`, and the next one, which may think otherwise of the share, goes by the log."""
+    bus, client = await several(stack)
+    assert await routed(client, 1) == ["routed"]
+    log = RequestLog(bus)
+    info = await bus.stream_info(subjects.SUBMIT)
+    assert info is not None
+    seq = info["state"]["last_seq"] + 1
+    digest = hashlib.sha256(BODY).hexdigest()
+    state = first("accepted", submit_seq=seq, digest=digest, model=MODEL, priority="high", deadline=time.time() + 60)
+    twice = "twice"
+    accepted = await log.append("a", twice, None, state)
+    await log.append("a", twice, accepted, follow(state, "routed", order="decode-only", lane="excess"))
+    assert (await client.submit(BODY, model=MODEL, request=twice, priority="high")).seq == seq
+    async with asyncio.timeout(20):
+        while twice not in await lanes(bus, "decode"):
+            await asyncio.sleep(0.05)
+    assert (await lanes(bus, "decode"))[twice] == "excess"
     await bus.close()
