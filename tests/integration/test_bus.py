@@ -284,3 +284,19 @@ async def test_headers_count_as_payload(bus: Bus) -> None:
         await bus.publish(subjects.submit("local", MODEL), fits + b"x", headers=headers)
     assert refused.value.code == "payload_too_large"
     await bus.check()
+
+
+async def test_a_subscription_that_is_cancelled_leaves_the_connection_whole(bus: Bus) -> None:
+    """The pong of its flush comes when nobody waits any more, and must not end the client library's read loop."""
+
+    async def nothing(_: Msg) -> None:
+        raise AssertionError
+
+    for turns in range(20):
+        task = asyncio.create_task(bus.subscribe("pdq.live.t.r1.*", nothing))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(2):
+            await bus.flush()

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 
 from pdq import subjects
 from pdq.accounts.keys import public_key
+from pdq.bus.cancel import Unhurt
 from pdq.errors import Misconfigured
 from pdq.settings import BusSettings
 
 SECURE = "tls://"
 
 
-class GuardedClient(Client):  # type: ignore[misc]
+class GuardedClient(Unhurt):
     """The client library's, which tells nothing of itself to a broker without TLS that should have it."""
 
     def _connect_command(self) -> bytes:
