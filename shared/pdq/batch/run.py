@@ -100,7 +100,7 @@ class Batch:
     def _read(self, line: Line) -> Item:
         item = read_item(line, self._models, self._default_model)
         if not self._seen.add(item.custom_id):
-            why = Rejected("an earlier line has this custom_id", code="duplicate_custom_id", param="custom_id")
+            why = Rejected("an earlier line has this custom_id", code="duplicate_id", param="custom_id")
             raise BadLine(why, item.custom_id)
         return item
 
