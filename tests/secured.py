@@ -14,7 +14,7 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from pdq.accounts import Keyring, public_key
+from pdq.accounts import ROLES, Keyring, Role, public_key
 from pdq.accounts.keyring import Kind
 from pdq.accounts.keys import make_seed
 from pdq.bus import Bus
@@ -37,9 +37,9 @@ class SecuredStack(Stack):
         self.write(*tenants)
         self.broker.more = 'include "observed.conf"\n'
 
-    def write(self, *tenants: str) -> None:
-        """Add tenants, and write the broker's accounts with the observers in them."""
-        self.keyring.write(tenants)
+    def write(self, *tenants: str, roles: Iterable[Role] = ROLES) -> None:
+        """Add tenants and what roles lack a key, and write the broker's accounts with the observers in them."""
+        self.keyring.write(tenants, roles=roles)
         header, _, text = self.keyring.config.read_text().partition("accounts: ")
         accounts = json.loads("".join(line for line in text.splitlines(True) if not line.lstrip().startswith("#")))
         for account, seed in self.observers.items():
@@ -59,8 +59,11 @@ class SecuredStack(Stack):
         return self.observers.get(name) or self.seed_file(name).read_text().strip()
 
     async def connect(self, name: str = "init") -> Bus:
-        own = {"PDQ_NATS_URL": self.url, "PDQ_NATS_NKEY_SEED": self.seed(name), "PDQ_NATS_CONNECT_TIMEOUT_S": "5"}
-        return await Bus.connect(load(BusSettings, {**self.settings, **own}), f"test-{name}")
+        return await self.connect_with(self.seed(name))
+
+    async def connect_with(self, seed: str) -> Bus:
+        own = {"PDQ_NATS_URL": self.url, "PDQ_NATS_NKEY_SEED": seed, "PDQ_NATS_CONNECT_TIMEOUT_S": "5"}
+        return await Bus.connect(load(BusSettings, {**self.settings, **own}), "test")
 
     async def peer(self, name: str) -> Peer:
         """As `connect`, without pdq between."""
@@ -74,7 +77,11 @@ class SecuredStack(Stack):
         return {**found, **own, **more}
 
     async def reload(self) -> None:
-        """Have the broker read its configuration again, and wait until it has."""
+        """Have the broker read its configuration again, and wait until it has: twice, as docs/security.md says."""
+        for _ in range(2):
+            await self._reload_once()
+
+    async def _reload_once(self) -> None:
         log = self.directory / "nats.log"
         before = log.read_text().count(RELOADED)
         assert self.broker.process is not None

@@ -64,6 +64,11 @@ class Client:
         self.tenant = tenant
         self._bus = bus
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether the broker has closed the connection for good: it refuses this client from now on."""
+        return self._bus.closed.is_set()
+
     async def submit(
         self,
         body: bytes,
@@ -190,7 +195,7 @@ class Follower:
         self._queue.put_nowait(None)
 
     async def events(self, timeout_s: float) -> AsyncGenerator[Event, None]:
-        """Events until the terminal one. Raises Unavailable when that has not come within `timeout_s`."""
+        """Events until the terminal one. Raises Unavailable when that has not come within `timeout_s`, or cannot come."""
         give_up = time.monotonic() + timeout_s
         while True:
             left = give_up - time.monotonic()
@@ -245,6 +250,8 @@ class Follower:
         try:
             page = await self._client.read(self._request, after=self.seq)
         except Unavailable:
+            if self._client.cut_off:
+                raise
             await asyncio.sleep(min(wait_s, RETRY_S))
             return []
         self._suspicious = page.more

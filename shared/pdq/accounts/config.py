@@ -17,8 +17,9 @@ ACCOUNT = "PDQ"
 """Where the services are, and JetStream."""
 HEADER = """\
 # Accounts and users of pdq, by their public keys. Made by `pdq nats accounts`, which writes it anew: do not change it.
-# Include it from nats-server's configuration, and have the server read it again after every change:
-#   nats-server --signal reload
+# Include it from nats-server's configuration, and have the server read it again after every change: twice, as it heeds
+# the imports of an account that is new only at the second time (seen in 2.15.1).
+#   nats-server --signal reload && nats-server --signal reload
 """
 
 Keys = Sequence[str]

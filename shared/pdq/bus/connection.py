@@ -59,7 +59,8 @@ class Connection:
         self.reconnects = 0
         self._nc = identity.GuardedClient()
         self._connecting = False
-        self._refusals = 0
+        self._refusals = self._no_refusals()
+        self._giving_up: asyncio.Task[None] | None = None
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_disconnect: list[Callable[[], None]] = []
         self._reported: tuple[str, float] = ("", 0.0)
@@ -95,7 +96,7 @@ class Connection:
                 raise Interrupted("drain")
 
     async def _try_to_connect(self) -> None:
-        self._connecting, self._refusals = True, 0
+        self._connecting, self._refusals = True, self._no_refusals()
         try:
             with heeding_cancel():
                 async with asyncio.timeout(5):
@@ -273,11 +274,11 @@ class Connection:
     # ---- connection events
 
     async def _on_error(self, exc: Exception) -> None:
-        """The client library's errors. While it connects, and would try for ever, raising here ends that."""
-        if self._connecting and (why := identity.refusal(exc)):
-            self._refusals += 1
-            if self._refusals >= len(self.settings.url.split(",")):
+        """The client library would try for ever. While it connects for the first time, raising here ends that."""
+        if why := self._refusals.final(exc, before=not self._connecting):
+            if self._connecting:
                 raise Misconfigured(f"the broker at {self.place} {why}") from exc
+            self._giving_up = self._giving_up or asyncio.create_task(self._nc.close())
         # The client library reports the same trouble many times a second while a broker is away.
         text = f"{type(exc).__name__}: {exc}"
         if self._reported[0] != text or time.monotonic() - self._reported[1] > 10:
@@ -290,7 +291,11 @@ class Connection:
         for callback in list(self._on_disconnect):
             callback()
 
+    def _no_refusals(self) -> identity.Refusals:
+        return identity.Refusals(len(self.settings.url.split(",")))
+
     async def _reconnected(self) -> None:
+        self._refusals = self._no_refusals()
         self.reconnects += 1
         log.info("broker at %s is back", self.place)
         for callback in list(self._on_reconnect):
@@ -299,6 +304,5 @@ class Connection:
     async def _on_closed(self) -> None:
         if not self._closing:
             exc = self._nc.last_error
-            why = (exc is not None and identity.refusal(exc)) or f"has closed this connection: {exc}"
-            log.error("the broker at %s %s", self.place, why)
+            log.error("the broker at %s %s", self.place, identity.refusal(exc) or f"closed this connection: {exc}")
         self.closed.set()

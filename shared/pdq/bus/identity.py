@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from pdq.errors import Misconfigured
 from pdq.settings import BusSettings
 
 SECURE = "tls://"
+PATIENCE_S = 10.0
+"""How long a broker that took this process before may refuse it: its keys may be on their way."""
 
 
 class GuardedClient(Unhurt):
@@ -41,8 +44,28 @@ def options(settings: BusSettings) -> dict[str, Any]:
     return given
 
 
-def refusal(exc: Exception) -> str:
-    """Why there will be no connection with these settings; empty: it may work another time."""
+class Refusals:
+    """What speaks against this process since it had a connection; a new one for each that it gets."""
+
+    def __init__(self, num_servers: int) -> None:
+        self._left = num_servers
+        self._since = 0.0
+
+    def final(self, exc: Exception, *, before: bool) -> str:
+        """Why there will be no connection with these settings; empty: there may be one yet.
+
+        before: there has been a connection. Else it is enough that every server refuses.
+        """
+        why = refusal(exc)
+        if why:
+            self._left -= 1
+            self._since = self._since or time.monotonic()
+        over = time.monotonic() - self._since > PATIENCE_S if before else self._left <= 0
+        return why if over else ""
+
+
+def refusal(exc: Exception | None) -> str:
+    """What the broker or this process has against the other; empty: nothing, it may work another time."""
     if isinstance(exc, nats.errors.AuthorizationError) or "authorization violation" in str(exc).lower():
         return "refuses these credentials"
     if isinstance(exc, nats.errors.SecureConnWantedError):

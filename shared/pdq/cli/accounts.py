@@ -32,12 +32,12 @@ def accounts(out: Out, tenant: Tenants = [], as_json: AsJson = False) -> None:  
 
     It may be repeated: keys that are there stay. A key is DIR/roles/ROLE.nk or DIR/tenants/NAME.nk, readable by its
     owner; give each service and each client its own as PDQ_NATS_NKEY_FILE. A tenant whose file is removed is cut off
-    once accounts.conf is written and read again. docs/security.md has the whole set-up.
+    once accounts.conf is written and read again (a new one needs two reloads). docs/security.md has the whole set-up.
 
     \b
     Examples:
       pdq nats accounts --out /etc/nats/pdq --tenant acme --tenant globex
-      nats-server --signal reload
+      nats-server --signal reload && nats-server --signal reload
     """
     with reported(as_json):
         from pdq.accounts import Keyring
@@ -48,5 +48,5 @@ def accounts(out: Out, tenant: Tenants = [], as_json: AsJson = False) -> None:  
             output.json(plain | {"made": [str(file) for file in done.made], "changed": done.changed})
             return
         rows: list[tuple[object, ...]] = [(file, "made") for file in done.made]
-        rows.append((done.config, "written: reload nats-server" if done.changed else "unchanged"))
+        rows.append((done.config, "written: reload nats-server, twice" if done.changed else "unchanged"))
         output.line(output.table(rows))
