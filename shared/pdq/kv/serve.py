@@ -75,7 +75,7 @@ def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
     from pdq.kv import holdings
 
     if kv.mode == "p2p":
-        nixl.pause()
+        nixl.adapt()
     quota_bytes = int(sizes.tenant_gb * (1 << 30))
     lookups = holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)
     redis = redis_of(store)
