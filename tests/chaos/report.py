@@ -65,7 +65,7 @@ class Report(msgspec.Struct, kw_only=True):
             self.most_attempts = max(self.most_attempts, newest.prefill.attempt, newest.decode.attempt)
             attempts["prefill again"] += newest.prefill.attempt > 1
             attempts["decode again"] += newest.decode.attempt > 1
-            attempts["shown before"] += _shown_before(events)
+            attempts["shown before"] += shown_before(events)
             attempts["from several"] += len(_sources(events)) > 1
         self.outcomes, self.attempts, self.orders = dict(outcomes), dict(attempts), dict(orders)
 
@@ -102,7 +102,7 @@ def _line(event: Event) -> str:
     return f"{event.seq:>7} {state.at:.3f} {state.event} {' '.join(more)} ({claims}){ended}"
 
 
-def _shown_before(events: Sequence[Event]) -> bool:
+def shown_before(events: Sequence[Event]) -> bool:
     transcript = Transcript()
     for event in events:
         before = transcript.attempt

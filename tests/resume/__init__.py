@@ -1,0 +1,1 @@
+"""Streams that are cut, resumed elsewhere and whole: `python -m tests.resume`."""

@@ -1,0 +1,102 @@
+"""One run: what each request is answered with in calm; then the rounds, with all that happens in them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import msgspec
+from pdq.client import Client
+
+from tests.ask import read_all
+from tests.resume.asking import Asked, Asker
+from tests.resume.check import cancelled, violations
+from tests.resume.plan import Act, Ask, Plan
+from tests.resume.report import Report
+from tests.resume.scene import Scene
+from tests.resume.told import Told
+
+BOUND_S = 120.0
+"""How long one request may take, with deaths all around."""
+AT_ONCE = 16
+"""Requests in calm at one time."""
+
+Progress = Callable[[Report], None]
+"""Told after each round."""
+
+
+async def run(plan: Plan, scene: Scene, progress: Progress = lambda report: None, bound_s: float = BOUND_S) -> Report:
+    """Carry out a plan on a scene whose stack is started."""
+    report, began = Report(seed=plan.seed), time.monotonic()
+    calm = await in_calm([ask for each in plan.rounds for ask in each.asks if ask.leaves is None], scene, bound_s)
+    bus = await scene.stack.connect()
+    try:
+        for each in plan.rounds:
+            asked = [Asked(ask, calm[ask.key].size if ask.key in calm else 0) for ask in each.asks]
+            report.skipped += await carry_out(each.acts, asked, scene, bound_s)
+            await scene.ready()
+            for one in asked:
+                await judge(one, calm, scene, Client(bus, "local"), report)
+            report.killed = dict(scene.done)
+            progress(report)
+    finally:
+        await bus.close()
+    report.troubles = scene.troubles()
+    report.duration_s = round(time.monotonic() - began, 1)
+    return report
+
+
+async def in_calm(asks: Sequence[Ask], scene: Scene, bound_s: float) -> dict[str, Told]:
+    """What each is answered with when nothing happens, by key. Raises AssertionError where that fails."""
+    asker, gate = Asker(scene.urls, bound_s), asyncio.Semaphore(AT_ONCE)
+
+    async def once(ask: Ask) -> Told:
+        asked = Asked(msgspec.structs.replace(ask, key=f"calm {ask.key}", cuts=()))
+        async with gate:
+            await asker.run(asked)
+        assert not asked.error and [leg.outcome for leg in asked.legs] == ["done"], (ask, asked.error, asked.legs)
+        return asked.told
+
+    return dict(zip((ask.key for ask in asks), await asyncio.gather(*map(once, asks)), strict=True))
+
+
+async def carry_out(acts: Sequence[Act], asked: Sequence[Asked], scene: Scene, bound_s: float) -> int:
+    """All requests of a round, and what dies meanwhile; returns how many deaths came too late."""
+    asker = Asker(scene.urls, bound_s, scene.quiet)
+    asking = [asyncio.create_task(asker.run(one)) for one in asked]
+    left = list(acts)
+    conducting = asyncio.create_task(_conduct(left, [one for one in asked if one.ask.leaves is None], scene))
+    try:
+        await asyncio.gather(*asking)
+    finally:
+        conducting.cancel()
+        await asyncio.wait({conducting})
+    return len(left)
+
+
+async def _conduct(left: list[Act], asked: Sequence[Asked], scene: Scene) -> None:
+    while left:
+        while fmean(one.share for one in asked) < left[0].at:
+            await asyncio.sleep(0.01)
+        act = left.pop(0)
+        await asyncio.shield(scene.act(act.part, act.number if act.number is not None else _most_streams(asked)))
+
+
+def _most_streams(asked: Sequence[Asked]) -> int:
+    """The gateway with most streams that have not lost one yet."""
+    found = Counter(one.gateway for one in asked if not one.over and not one.count("broken"))
+    return found.most_common(1)[0][0] if found else asked[0].gateway
+
+
+async def judge(asked: Asked, calm: dict[str, Told], scene: Scene, client: Client, report: Report) -> None:
+    stored = await Asker(scene.urls, BOUND_S).whole(asked)
+    if asked.ask.leaves is not None:
+        report.count(asked, (), cancelled(asked, stored))
+        return
+    logs = [await read_all(client, request) for request in asked.requests]
+    found = violations(asked, calm[asked.ask.key], stored)
+    found += [f"the log of {log.request} ends with {log.terminal}" for log in logs if log.terminal != ["finished"]]
+    report.count(asked, [log.events for log in logs], found)
