@@ -9,9 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from pdq import operators
 from pdq.client import Client
+from pdq.tenants import Store
 
 from tests.ask import ask, follow_to_end, read_all
 from tests.secured import SecuredStack
@@ -24,7 +26,7 @@ REFUSED_BY_BROKER = "violation"
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredStack]:
     """Shared by the tests of this module, none of which may break it."""
     stack = SecuredStack(tmp_path_factory.mktemp("secured"), ("acme",))
-    for module in ("pdq_router", "pdq_prefill", "pdq_decode", "pdq_worker"):
+    for module in ("pdq_router", "pdq_prefill", "pdq_decode", "pdq_worker", "pdq_gateway"):
         stack.add(module)
     asyncio.run(stack.start())
     yield stack
@@ -79,6 +81,14 @@ def test_the_command_line_works_for_a_tenant(stack: SecuredStack) -> None:
     assert pdq(stack, "acme", "purge", answer["id"]).returncode == 0
 
 
+def test_a_tenant_sends_a_batch(stack: SecuredStack) -> None:
+    lines = [{"messages": [{"role": "user", "content": f"hello {n}"}], "max_tokens": 4} for n in range(3)]
+    (stack.directory / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = stack.directory / "out.jsonl"
+    assert pdq(stack, "acme", "batch", str(stack.directory / "in.jsonl"), "-o", str(out)).returncode == 0
+    assert [json.loads(line)["response"]["status_code"] for line in out.read_text().splitlines()] == [200] * 3
+
+
 # ---- the gateway's and the operators' roles
 
 
@@ -88,6 +98,23 @@ async def test_the_gateway_asks_for_any_tenant(stack: SecuredStack) -> None:
     answer = await ask(client, chat("hello", max_tokens=8))
     assert (await follow_to_end(client, answer.request)).transcript.digest() == answer.transcript.digest()
     await bus.close()
+
+
+async def test_the_gateway_serves_tenants_by_their_api_keys(stack: SecuredStack) -> None:
+    (gateway,) = [service for service in stack.services if service.module == "pdq_gateway"]
+    bus = await stack.connect("operator")
+    key = (await Store(bus).add("acme")).key
+    await bus.close()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=gateway.api, headers={"Authorization": f"Bearer {key}"}) as http:
+        answer = await http.post("/chat/completions", json=body, timeout=30)
+        for _ in range(50):
+            if answer.status_code != 401:
+                break
+            # A new key is known within a second.
+            await asyncio.sleep(0.1)
+            answer = await http.post("/chat/completions", json=body, timeout=30)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
 
 
 def test_an_operator_sees_workers_and_queues(stack: SecuredStack) -> None:
