@@ -14,6 +14,8 @@ from tests.stack import MODELS, Stack
 LIMITS = LimitSettings(ack_wait_s=1.5, worker_ttl_s=2.5, max_deliver=1_000)
 PROFILE = "llama3-8b-h100*4"
 """About 25 ms a token."""
+START_S = 120.0
+"""How long a process may take to be ready, on a machine that has much else to do."""
 
 
 class Scene:
@@ -73,5 +75,5 @@ def simulated(directory: Path) -> Stack:
     )
     (directory / "models.toml").write_text(f'{MODELS}tool_parser = "sim"\n')
     for module in ("pdq_router", "pdq_prefill", *["pdq_decode"] * DECODES, *["pdq_gateway"] * GATEWAYS):
-        stack.add(module)
+        stack.add(module).ready_s = START_S
     return stack
