@@ -18,7 +18,7 @@ from pdq.settings import ModelSpec
 
 from pdq_gateway.ask import Ask, check_place, find_model, read_ask, read_name, resume_after
 from pdq_gateway.erasing import erase
-from pdq_gateway.errors import Refusal, failed, refusal
+from pdq_gateway.errors import Failed, Refusal, failed, refusal
 from pdq_gateway.exchange import Exchange
 from pdq_gateway.gateway import Gateway
 from pdq_gateway.intake import Http, body_of, check_media_type, client_of, gateway_of
@@ -127,19 +127,26 @@ def _on_http(request: Http, error: HTTPException) -> Response[bytes]:
         return _refused(refusal(failed("not_found", _nothing_at(path))))
     if isinstance(error, MethodNotAllowedException):
         allow = (error.headers or {}).get("allow", "")
-        refused = refusal(failed("method_not_allowed", f"{request.method} is not served here; {allow} is"))
+        refused = refusal(failed("method_not_allowed", f"{request.method} is not served here; expected {allow}"))
         return _refused(Refusal(refused.status, refused.answer, ((b"allow", allow.encode()),)))
     if status == 413:
         limit = gateway_of(request).limits.max_msg_bytes
         return _refused(refusal(failed("payload_too_large", f"the body is over the limit of {limit} bytes")))
     if status == 400:
-        return _refused(refusal(failed("invalid_value", error.detail)))
+        return _refused(refusal(_bad_query(error)))
     return _on_unexpected(request, error)
 
 
 def _nothing_at(path: str) -> str:
     what = not_served(path)
     return f"pdq does not serve {what}" if what else "there is nothing at this path"
+
+
+def _bad_query(error: HTTPException) -> Failed:
+    """Litestar's own detail would quote the URL."""
+    wrong = error.extra[0] if isinstance(error.extra, list) and error.extra else {}
+    name, said = wrong.get("key", "query"), wrong.get("message", "it is not valid")
+    return failed("invalid_value", f"{name} in the query: {said}", name)
 
 
 def _on_unexpected(request: Http, error: Exception) -> Response[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from litestar import Request
 from litestar.datastructures import State
+from litestar.exceptions import InternalServerException
 from pdq.client import Client
 
 from pdq_gateway.errors import failed
@@ -44,3 +45,5 @@ async def body_of(request: Http) -> bytes:
             return await request.body()
     except TimeoutError:
         raise failed("request_timeout", f"the body did not come within {bound_s:g} s") from None
+    except InternalServerException:
+        raise failed("cancelled", "the client left before its body had come") from None

@@ -13,6 +13,8 @@ import uvicorn
 from pdq.errors import Misconfigured
 from pdq.settings import GatewaySettings
 
+from pdq_gateway.connection import connection_with
+
 log = logging.getLogger("pdq.gateway")
 
 BACKLOG = 2_048
@@ -36,7 +38,7 @@ def make_server(app: Any, settings: GatewaySettings) -> Server:
     _quiet()
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=connection_with(settings.stall_s),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -10,6 +10,7 @@ status  codes
 413     payload_too_large
 415     unsupported_media_type
 429     queue_full, log_full: no room for now; rate_limit_exceeded: a tenant's limit
+431     headers_too_large: the line and the headers of a request
 499     cancelled, by somebody else than its own client. nginx's status: clients try a 409 or a 5xx again
 500     anything else that the request ended with, or a fault of the server's own
 503     unavailable, not_stored: no broker, router or engine answers
@@ -39,6 +40,7 @@ STATUS: dict[str, int] = {
     "queue_full": 429,
     "log_full": 429,
     "rate_limit_exceeded": 429,
+    "headers_too_large": 431,
     "cancelled": 499,
     "unavailable": 503,
     "not_stored": 503,
