@@ -186,6 +186,15 @@ def test_what_an_answer_may_call_and_must() -> None:
     assert use(tools=[tool("a", strict=True)]).guided is True
 
 
+def test_a_message_comes_back_with_what_openai_s_client_added_to_it() -> None:
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    added = call | {"index": 0, "function": call["function"] | {"parsed_arguments": {}}}
+    turn: dict[str, Any] = {"role": "assistant", "content": "hello"}
+    told = parse_body(said(turn | {"tool_calls": [added], "parsed": {"a": 1}, "refusal": None}))
+    assert told == parse_body(said(turn | {"tool_calls": [call]}))
+    assert rejection(said({"role": "user", "content": "x", "parsed": None})).param == "messages[0].parsed"
+
+
 def test_null_counts_as_absent() -> None:
     nulls = dict.fromkeys(("model", "max_tokens", "temperature", "seed", "stop", "logit_bias", "user", "n", "stream"))
     assert parse_body(chat(**nulls)) == parse_body(chat())

@@ -129,7 +129,7 @@ def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
     document = decode_object(raw)
     fields = {name: value for name, value in document.items() if value is not None}
     if isinstance(fields.get("messages"), list):
-        fields["messages"] = [_without_nulls(message) for message in fields["messages"]]
+        fields["messages"] = [_sent_back(message) for message in fields["messages"]]
     kind = _kind(fields)
     _refuse_unknown(document, kind)
     try:
@@ -141,11 +141,24 @@ def parse_body(raw: bytes, *, most_choices: int = 1) -> Body:
     return body
 
 
-def _without_nulls(message: Any) -> Any:
-    """A message as OpenAI's clients send it back: what the assistant did not do is null."""
+def _sent_back(message: Any) -> Any:
+    """An assistant's message as OpenAI's clients send it back: what it did not do is null, and what the clients add to
+    it (`parsed`, `parsed_arguments`; a call's `index`) is there besides."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
-    return {name: value for name, value in message.items() if value is not None or name not in NULLS}
+    fields = {name: value for name, value in message.items() if value is not None or name not in NULLS}
+    fields.pop("parsed", None)
+    if isinstance(fields.get("tool_calls"), list):
+        fields["tool_calls"] = [_call_sent_back(call) for call in fields["tool_calls"]]
+    return fields
+
+
+def _call_sent_back(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    function = {name: value for name, value in function.items() if name != "parsed_arguments"}
+    return {name: value for name, value in call.items() if name != "index"} | {"function": function}
 
 
 def _kind(fields: dict[str, Any]) -> type[ChatBody] | type[CompletionBody]:
