@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Response, delete, get, post
+from litestar import delete, get, post
+from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from pdq.api import responses
 from pdq.api.refusals import refuse
@@ -38,7 +37,7 @@ async def get_response(
     stream: bool = False,
     starting_after: int | None = None,
     include_obfuscation: bool = False,
-) -> Any:
+) -> ASGIApp:
     gateway, client = gateway_of(request), client_of(request)
     if include_obfuscation:
         raise refuse("unsupported", "include_obfuscation", "include_obfuscation is not served")
@@ -50,14 +49,14 @@ async def get_response(
 
 
 @post(PATH + "/{id:str}/cancel", status_code=200)
-async def post_cancel(request: Http, id: str) -> Any:
+async def post_cancel(request: Http, id: str) -> ASGIApp:
     gateway, client = gateway_of(request), client_of(request)
     name = read_again(id, {}).ask.name.request
     return _told(name, await cancel_response(client, gateway, name))
 
 
 @delete(PATH + "/{id:str}", status_code=200)
-async def delete_response(request: Http, id: str) -> Any:
+async def delete_response(request: Http, id: str) -> ASGIApp:
     client = client_of(request)
     name = read_again(id, {}).ask.name.request
     await erase(client, Name(name), id)
@@ -67,5 +66,5 @@ async def delete_response(request: Http, id: str) -> Any:
 RESPONSES = [create_response, get_response, post_cancel, delete_response]
 
 
-def _told(name: str, what: responses.Response | responses.ResponseDeleted) -> Response[bytes]:
-    return Response(encode(what), media_type="application/json", headers={"x-pdq-request": name})
+def _told(name: str, what: responses.Response | responses.ResponseDeleted) -> ASGIApp:
+    return ASGIResponse(body=encode(what), media_type="application/json", headers={"x-pdq-request": name})
