@@ -24,7 +24,7 @@ PARALLEL := --numprocesses 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-compose: $(STAMP) ## docker-compose.yml on this machine, with no image regi
 
 chaos: $(STAMP) ## requests while processes die, stop, drain and lose the network (N=1000 SEED=7); docs/chaos.md
 	@$(BIN)/python -m tests.chaos --requests $(or $(N),1000) $(if $(SEED),--seed $(SEED))
+
+resume: $(STAMP) ## streams that are cut and resumed while clients leave, gateways and decode die (N=100 SEED=7)
+	@$(BIN)/python -m tests.resume --requests $(or $(N),100) $(if $(SEED),--seed $(SEED))
 
 soak: $(STAMP) ## an hour of half load, every process watched for what it gains (MINUTES=60 WARM_UP=15); docs/soak.md
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --warm-up $(or $(WARM_UP),15)
