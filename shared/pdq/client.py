@@ -131,8 +131,15 @@ class Client:
         yet. Bounded, and raises nothing: what cannot be cancelled ends by itself."""
         with contextlib.suppress(PdqError, TimeoutError):
             async with asyncio.timeout(ABANDON_TIMEOUT_S):
-                while (await self.cancel(request)).state is None:  # noqa: ASYNC110
+                while not await self._cancelled(request):  # noqa: ASYNC110
                     await asyncio.sleep(ABANDON_RETRY_S)
+
+    async def _cancelled(self, request: str) -> bool:
+        """False where another try may do better."""
+        try:
+            return (await self.cancel(request)).state is not None
+        except Unavailable:
+            return False
 
     async def purge(self, request: str) -> PurgeReply:
         """End a request and remove all that is stored of it; says what was removed. Raises Unavailable.

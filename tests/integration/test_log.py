@@ -12,7 +12,7 @@ from pdq.client import Client, Follower
 from pdq.errors import Rejected, Unavailable, WrongSequence
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
 from pdq.log.parsed import Parsed
-from pdq.messages import CallDelta, Delta, Output, ReadRequest, State, decode_json, encode_json
+from pdq.messages import CallDelta, CancelReply, Delta, Output, ReadRequest, State, decode_json, encode_json
 
 from tests.broker import Broker
 
@@ -242,3 +242,19 @@ async def test_a_follower_that_missed_a_claim_reads_it_before_its_tokens(bus: Bu
         seen.append(event.seq)
     assert transcript.complete() and transcript.text == "hi"
     assert seen == [entry.seq, claim.seq, claim.seq + 1, last.seq]
+
+
+async def test_a_request_that_is_abandoned_is_cancelled_once_somebody_is_there_to_do_it(bus: Bus) -> None:
+    """A router that starts again as a client leaves."""
+    cancelled: list[str] = []
+
+    async def serve_cancels(subject: str, data: bytes) -> bytes:
+        cancelled.append(subject)
+        return encode_json(CancelReply(state=first("cancelled")))
+
+    abandoning = asyncio.create_task(Client(bus, "t").abandon("r"))
+    await asyncio.sleep(0.3)
+    assert not abandoning.done()
+    await bus.serve(subjects.CANCEL_ALL, "", serve_cancels)
+    await abandoning
+    assert cancelled == [subjects.cancel("t", "r")]
