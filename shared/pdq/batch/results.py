@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,15 +67,17 @@ class Results:
 
 @contextlib.contextmanager
 def in_file(path: Path, batch: str) -> Iterator[Results]:
-    """Results in a file, added to those that it has of this batch; it is this run's alone meanwhile.
+    """Results in a file, added to those that it has of this batch; it is this run's alone meanwhile. A pipe or a device
+    has none.
 
     A last line that was cut off by a crash is removed. Raises Rejected for a file with anything else in it, or one that
     another run writes to, and OSError.
     """
     with open(path, "a+b", buffering=0) as file:
-        _lock(file, path)
         results = Results(lambda data: _write_all(file, data))
-        _read(file, path, batch, results)
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            _lock(file, path)
+            _read(file, path, batch, results)
         yield results
 
 
@@ -84,7 +87,7 @@ def _lock(file: BinaryIO | Any, path: Path) -> None:
     except BlockingIOError:
         raise Rejected(f"another run writes to {path}", code="usage", param="output") from None
     except OSError:
-        # A device, or a file system without locks.
+        # A file system without locks.
         return
 
 

@@ -63,7 +63,8 @@ def check(wanted: Wanted, as_json: bool) -> None:
     """Raise Rejected for options that do not go together."""
     if as_json and wanted.to == PIPE:
         raise Rejected("results and the summary of --json cannot both go to stdout", code="usage", param="output")
-    if wanted.to != PIPE and wanted.file != PIPE and wanted.to.exists() and wanted.to.samefile(wanted.file):
+    files = (wanted.file, wanted.to)
+    if PIPE not in files and all(file.exists() for file in files) and wanted.to.samefile(wanted.file):
         raise Rejected(f"{wanted.to} is both input and output", code="usage", param="output")
 
 
