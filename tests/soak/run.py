@@ -31,7 +31,8 @@ KNOWN_POSITIONS = 4_000
 """More than the prompts of a log's age have: the router's memory is full before it is measured."""
 BROKER = {"GOGC": "20", "GOMEMLIMIT": "32MiB"}
 """Go lets garbage grow to so many percent of what is in use before it collects. By default to 100, which moves the
-broker's memory by 8 MB up and down: a slope of 1 MB in 10 minutes would be lost in it."""
+broker's memory by 8 MB up and down: a slope of 1 MB in 10 minutes would be lost in it. Above the limit it gives back to
+the system what it does not use."""
 
 Progress = Callable[[str, float, float], None]
 """Told what goes on, how many seconds of it are over, and how many it takes at most."""
