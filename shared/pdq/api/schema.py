@@ -34,9 +34,10 @@ NOT_ENFORCED = frozenset(
     "not if then else dependentRequired dependentSchemas dependencies uniqueItems contains minContains maxContains "
     "multipleOf unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef".split()
 )
-_OF_ONE = ("items", "additionalProperties", "propertyNames", "additionalItems")
-_OF_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")
+SUBSCHEMA = frozenset({"items", "additionalProperties", "propertyNames", "additionalItems"})
+"""Keywords whose value is a schema; then those that have an array, and an object, of schemas."""
+SUBSCHEMAS_IN_ORDER = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+SUBSCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -172,18 +173,17 @@ class _Check:
 
 def _children(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
     """Its subschemas, each with its place. Raises Rejected for a keyword that holds none."""
-    for name in _OF_ONE:
-        if name in schema:
-            yield schema[name], f"{place}.{name}"
-    for name in _OF_LIST:
-        if name in schema:
-            yield from _of_list(schema[name], name, f"{place}.{name}")
-    for name in _OF_NAMES:
-        children = schema.get(name, {})
-        if not isinstance(children, dict):
-            raise _bad(f"{place}.{name}", f"is {shown(children)}; expected an object of schemas", "invalid_type")
-        for key, child in children.items():
-            yield child, f"{place}.{name}.{field_name(key)}"
+    for name, value in schema.items():
+        where = f"{place}.{name}"
+        if name in SUBSCHEMA:
+            yield value, where
+        elif name in SUBSCHEMAS_IN_ORDER:
+            yield from _of_list(value, name, where)
+        elif name in SUBSCHEMAS_BY_NAME:
+            if not isinstance(value, dict):
+                raise _bad(where, f"is {shown(value)}; expected an object of schemas", "invalid_type")
+            for key, child in value.items():
+                yield child, f"{where}.{field_name(key)}"
 
 
 def _of_list(children: Any, name: str, place: str) -> Iterator[tuple[Any, str]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pdq.engines.base import Work
 from pdq.engines.calls import Calls, joined
+from pdq.engines.grammar import enforceable, enforceable_tools
 from pdq.errors import Misconfigured, Rejected, Unavailable
 from pdq.messages import CallDelta, Delta, FinishReason, Tools
 from pdq.settings import ModelSpec
@@ -87,7 +88,7 @@ class Reading:
         sampling = self._work.sampling
         if sampling.tools is not None and sampling.tools.guided:
             return self._parser_request.extract_structured_outputs()
-        return StructuredOutputsParams(json=sampling.guide) if sampling.guide else None
+        return StructuredOutputsParams(json=enforceable(sampling.guide)) if sampling.guide else None
 
     @property
     def reasoning_ended(self) -> bool | None:
@@ -204,12 +205,13 @@ def _adjusted(parser: Any, work: Work) -> Any:
     fields: dict[str, Any] = {"messages": []}
     tools = work.sampling.tools
     if tools is not None:
-        fields |= {"tools": json.loads(tools.functions), "tool_choice": _choice(tools)}
+        functions = enforceable_tools(tools.functions) if tools.guided else json.loads(tools.functions)
+        fields |= {"tools": functions, "tool_choice": _choice(tools)}
         fields["parallel_tool_calls"] = tools.parallel
         if tools.guided:
             parser.tool_strict_level = ToolStrictLevel.PARAMETER
     if work.sampling.guide:
-        schema = {"name": "answer", "schema": json.loads(work.sampling.guide)}
+        schema = {"name": "answer", "schema": json.loads(enforceable(work.sampling.guide))}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     try:
         return parser.adjust_request(ChatCompletionRequest(**fields))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdq.engines.base import Tokens
+from pdq.engines.grammar import enforceable
 from pdq.engines.parsing import Reading
 from pdq.messages import Sampling, TokenLogprob, TopLogprob
 
@@ -16,7 +17,7 @@ def decode_params(sampling: Sampling, reading: Reading | None) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    guide = StructuredOutputsParams(json=sampling.guide) if sampling.guide else None
+    guide = StructuredOutputsParams(json=enforceable(sampling.guide)) if sampling.guide else None
 
     return SamplingParams(
         max_tokens=sampling.max_tokens,
