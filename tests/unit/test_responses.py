@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pdq.api.body import ChatBody, parse_body
-from pdq.api.responses_body import parse_responses_body
+from pdq.api.responses_body import ResponsesBody, parse_responses_body
 from pdq.api.responses_chat import renamed, translate
-from pdq.errors import Rejected
+from pdq.errors import PdqError, Rejected
 from pdq.messages import ErrorInfo
 from pdq.settings import Models, ModelSpec
 from pdq_gateway.ask import IDEMPOTENCY_HEADER
@@ -227,3 +230,40 @@ def test_what_is_no_id_of_a_response(id: str) -> None:
 def test_what_is_no_place_in_a_response(place: str) -> None:
     with pytest.raises(Rejected):
         read_again("resp_r-1", {"Last-Event-ID": place}, stream=True)
+
+
+NAMES = st.sampled_from(
+    "type role content text name id status format schema call_id arguments output summary parameters effort".split()
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(ResponsesBody.__struct_fields__), JSON, max_size=4), JSON)
+def test_whatever_is_sent_it_is_served_or_refused(fields: dict[str, Any], item: Any) -> None:
+    for body in (fields, {"model": "m", "input": [item], **fields}, {"model": "m", "input": "hello", **fields}):
+        with contextlib.suppress(PdqError):
+            wanted = read_response_ask(json.dumps(body).encode(), {}, MODELS)
+            assert isinstance(parse_body(wanted.ask.bodies[0]), ChatBody)
+
+
+@pytest.mark.parametrize("depth", [100, 480, 900])
+@pytest.mark.parametrize("place", ["input", "text", "tools", "metadata", "reasoning", "tool_choice"])
+def test_what_is_nested_deeply_is_served_or_refused(place: str, depth: int) -> None:
+    nested: Any = "x"
+    for _ in range(depth):
+        nested = [nested] if depth % 3 else {"properties": nested}
+    values: dict[str, Any] = {
+        "input": [{"role": "user", "content": nested}],
+        "text": {
+            "format": {"type": "json_schema", "name": "a", "schema": {"const": nested, "properties": {"a": nested}}}
+        },
+        "tools": [{"type": "function", "name": "f", "parameters": nested}],
+    }
+    with contextlib.suppress(PdqError):
+        read_response_ask(
+            json.dumps({"model": "m", "input": "x", place: values.get(place, nested)}).encode(), {}, MODELS
+        )

@@ -178,7 +178,7 @@ def _tidied(document: dict[str, Any]) -> dict[str, Any]:
     _refuse_unserved(document)
     fields: dict[str, Any] = _present(document)
     if isinstance(fields.get("input"), list):
-        fields["input"] = [_typed(_all_present(item)) for item in fields["input"]]
+        fields["input"] = [_tidied_item(item) for item in fields["input"]]
     if isinstance(fields.get("tools"), list):
         fields["tools"] = [_present(tool) for tool in fields["tools"]]
     if isinstance(fields.get("text"), dict):
@@ -207,14 +207,8 @@ def _present(value: Any) -> Any:
     return {name: each for name, each in value.items() if each is not None}
 
 
-def _all_present(value: Any) -> Any:
-    """As `_present`, in depth."""
-    if isinstance(value, list):
-        return [_all_present(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _all_present(each) for name, each in value.items() if each is not None}
-    return value
-
-
-def _typed(item: Any) -> Any:
-    return {"type": "message"} | item if isinstance(item, dict) else item
+def _tidied_item(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    fields = {"type": "message"} | _present(item)
+    return {name: list(map(_present, each)) if isinstance(each, list) else each for name, each in fields.items()}
