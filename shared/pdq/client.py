@@ -202,7 +202,7 @@ class Follower:
         self._queue.put_nowait(None)
 
     async def events(self, timeout_s: float) -> AsyncGenerator[Event, None]:
-        """Events until the terminal one. Raises Unavailable when that has not come within `timeout_s`, or cannot come."""
+        """Events until the terminal one. Raises Unavailable when that has not come within `timeout_s`, or cannot."""
         give_up = time.monotonic() + timeout_s
         while True:
             left = give_up - time.monotonic()

@@ -83,8 +83,8 @@ class QueueFull(Retryable):
 
 
 class OverLimit(Retryable):
-    """A tenant is at one of its limits for now. `limit`: its name, `value`: what it is set to; `retry_after_s`: when the
-    same request would be let in if nothing else came, or a hint where nobody can know."""
+    """A tenant is at one of its limits for now. `limit`: its name, `value`: what it is set to; `retry_after_s`: when
+    the same request would be let in if nothing else came, or a hint where nobody can know."""
 
     code = "rate_limit_exceeded"
 
