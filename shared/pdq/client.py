@@ -235,7 +235,7 @@ class Follower:
             self._suspicious = True
             return []
         event = to_event(stored)
-        if self._lacks_claim(event) or self._lacks_tokens(event):
+        if self._lacks_claim(event) or self._lacks_tokens(event) or self._may_hide_tokens(event):
             self._suspicious = True
             return []
         return [event]
@@ -244,6 +244,13 @@ class Follower:
         """Whether these are tokens of an attempt that was not seen to begin: a gap between the two subjects of a log,
         which the sequences of each do not show."""
         return event.out is not None and event.out.attempt > self._attempt
+
+    def _may_hide_tokens(self, event: Event) -> bool:
+        """Whether this is a state after which tokens that were lost before it would not be looked for: the sequence
+        of the tokens that come next would show the gap, but this one is read past it."""
+        if event.state is None or (self._transcript is not None and not self._attempt):
+            return False
+        return self._transcript is None or not event.state.ended
 
     def _lacks_tokens(self, event: Event) -> bool:
         """Whether this is an end that names more than was seen: no later event could show that gap."""

@@ -12,7 +12,7 @@ from pdq.client import Client, Follower
 from pdq.errors import Rejected, Unavailable, WrongSequence
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, to_event
 from pdq.log.parsed import Parsed
-from pdq.messages import CallDelta, CancelReply, Delta, Output, ReadRequest, State, decode_json, encode_json
+from pdq.messages import CallDelta, CancelReply, Delta, Output, ReadRequest, State, StateEvent, decode_json, encode_json
 
 from tests.broker import Broker
 
@@ -213,6 +213,37 @@ async def test_a_follower_that_missed_the_last_tokens_reads_them_before_the_end(
     async for event in follower.events(10):
         transcript.feed(event)
     assert transcript.complete() and transcript.text == "hi" and answered.is_set()
+
+
+@pytest.mark.parametrize("after", ["the start", "the claim"])
+@pytest.mark.parametrize("state", ["released", "finished"])
+async def test_tokens_whose_copy_was_lost_come_before_the_state_that_follows_them(
+    bus: Bus, after: str, state: StateEvent
+) -> None:
+    log, client = RequestLog(bus), Client(bus, "t")
+
+    async def serve_reads(subject: str, data: bytes) -> bytes:
+        request = decode_json(data, ReadRequest)
+        return encode_json(await log.read("t", "r", after=request.after, limit=request.limit))
+
+    await bus.serve(subjects.READ_ALL, "", serve_reads)
+    entry = await log.append("t", "r", None, with_attempt(first("accepted"), 1))
+    follower = Follower(client, "r", entry.seq if after == "the claim" else 0, catch_up=False)
+    for stored in await bus.read(subjects.LOG, subjects.log_of("t", "r")):
+        follower.take(stored)
+    await bus.publish(subjects.out("t", "r"), encode_json(Output.of(1, 0, [7, 8], "hi")))
+    whole = Transcript()
+    whole.ids = [7, 8]
+    story: list[StateEvent] = [state] if state == "finished" else [state, "finished"]
+    for event in story:
+        end = follow(entry.state, event, num_tokens=2, output_digest=whole.digest())
+        before, entry = entry, await log.append("t", "r", entry, end)
+        stored_state = await bus.get(subjects.LOG, entry.seq)
+        assert stored_state is not None
+        follower.take(stored_state._replace(headers={"Nats-Last-Sequence": str(before.seq)}))
+    events = [event async for event in follower.events(10)]
+    told = [event.out.text if event.out else event.state.event for event in events if event.out or event.state]
+    assert told == ([] if after == "the claim" else ["claim"]) + ["hi", *story]
 
 
 async def test_a_follower_that_missed_a_claim_reads_it_before_its_tokens(bus: Bus) -> None:
