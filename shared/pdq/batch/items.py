@@ -121,7 +121,10 @@ def _model(body: Fields, models: Models | None, default_model: str) -> str:
 def _text(fields: Fields, name: str, most_chars: int = 0) -> str:
     if name not in fields:
         raise refuse("missing_field", name, f"the line has no {name}")
-    value: Any = msgspec.json.decode(fields[name])
+    try:
+        value: Any = msgspec.json.decode(fields[name])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise refuse("invalid_json", name, f"{name} is not JSON: an escape, a number or its UTF-8 is wrong") from None
     if not isinstance(value, str) or not value:
         raise refuse("invalid_type", name, f"{name} is {shown(value)}; expected a string that is not empty")
     if most_chars and len(value) > most_chars:

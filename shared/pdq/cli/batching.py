@@ -79,7 +79,7 @@ def run_batch(where: Target, wanted: Wanted, as_json: bool) -> int:
         output.note(_how_to_go_on(wanted))
     if as_json:
         output.json(msgspec.to_builtins(summary))
-    output.note(summary.text() if summary.lines else "there are no lines to send")
+    output.note(summary.text() if summary.lines or code else "there are no lines to send")
     return code
 
 
@@ -108,7 +108,7 @@ class _Run:
                 name, self._summary.lines = name or found.digest, found.num_lines
             model = _default_model(models, wanted.model)
             batch = batch_of(name or secrets.token_hex(), model)
-            options = Options(batch, wanted.priority, wanted.timeout_s, known=wanted.to.exists())
+            options = Options(batch, wanted.priority, wanted.timeout_s, known=wanted.to == PIPE or wanted.to.exists())
             with _results(wanted.to, batch) as results:
                 self._summary.earlier = results.num_succeeded + results.num_failed
                 await self._send(fd, options, results, models, model)
