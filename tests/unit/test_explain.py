@@ -102,3 +102,11 @@ def test_a_preference_says_what_became_of_it() -> None:
     assert "prefers   d1, which decoded it" in shown[1]
     assert "prefers   d1; decoded by d2" in shown[2]
     assert "prefers" not in text(explained("r-1", [accepted]))
+
+
+def test_what_waited_behind_all_is_told_so() -> None:
+    log = log_of()
+    assert explained("r-1", log)["lane"] == "normal" and "share" not in text(explained("r-1", log))
+    over = [msgspec.structs.replace(state, lane="excess") for state in log]
+    found = explained("r-1", over)
+    assert found["lane"] == "excess" and "its tenant's share was waiting already" in text(found)

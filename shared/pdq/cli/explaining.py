@@ -27,6 +27,7 @@ LOCALS: dict[LocalCause, str] = {
     "no_prefill_worker": "no prefill worker whose KV it can use was alive",
     "queue_full": "the prefill queue had no room",
 }
+EXCESS = "it waited behind all others: its tenant's share was waiting already (PDQ_ROUTER_FAIR_SHARE)"
 ESTIMATE = "estimate_"
 EVENT_FIELDS = ("stage", "worker", "cause")
 
@@ -59,6 +60,7 @@ def explained(request: str, log: Sequence[State]) -> dict[str, Any]:
         "why": _words(REASONS, newest.reason),
         "inputs": {name: value for name, value in numbers.items() if not name.startswith(ESTIMATE)},
         "estimates_ms": _estimates_ms(numbers),
+        "lane": newest.lane or newest.priority,
         "local": newest.local,
         "local_why": _words(LOCALS, newest.local),
         "prefer": newest.prefer,
@@ -129,6 +131,7 @@ def _summary(found: dict[str, Any]) -> list[tuple[str, str]]:
         "state": ended,
         "error": f"{error['code']}: {error['message']}" if error else "",
         "order": order,
+        "lane": EXCESS if found["lane"] == "excess" else "",
         "local": local,
         "prefers": _met(found["prefer"], found["decoded_by"]),
         "kv": output.kv(report) + (f" ({kv['cause']})" if kv["cause"] else "") if found["order"] else "",
