@@ -110,7 +110,7 @@ def _post(name: str, body: str, answer: Json) -> Json:
     schema = {"$ref": f"#/components/schemas/{body}"}
     return _operation(
         name,
-        {"200": answer, **_errors(400, 401, 404, 408, 409, 413, 415, 429, 499, 500, 503, 504)},
+        {"200": answer, **_errors(400, 401, 404, 408, 409, 413, 415, 429, 431, 499, 500, 503, 504)},
         parameters=[
             _header("Idempotency-Key", _text(255), "The same key is the same request, which runs once."),
             _header("Last-Event-ID", _text(200), "Resume the stream of an Idempotency-Key after this event."),
