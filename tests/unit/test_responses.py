@@ -203,7 +203,6 @@ def test_an_ask_is_the_chats() -> None:
 
 
 def test_what_the_chats_checks_find_is_a_place_of_the_input() -> None:
-    # A call that is empty as a name is one that only the chat's checks know to be none.
     raw = json.dumps({"model": "m", "input": [{"role": "user", "content": "  "}]}).encode()
     with pytest.raises(Failed) as refused:
         read_response_ask(raw, {}, MODELS)
