@@ -24,7 +24,21 @@ from pdq.up.background import UpFailed
 from pdq.up.layout import Layout
 from pdq.up.record import AlreadyRunning, ProcessRecord, Record
 
-COMMANDS = ["up", "down", "status", "submit", "attach", "cancel", "trace", "init", "doctor", "version", "model fetch"]
+COMMANDS = [
+    "up",
+    "down",
+    "status",
+    "submit",
+    "attach",
+    "cancel",
+    "purge",
+    "batch",
+    "trace",
+    "init",
+    "doctor",
+    "version",
+    "model fetch",
+]
 
 
 @pytest.fixture(autouse=True)
