@@ -14,7 +14,8 @@ from pdq.settings import LimitSettings, ModelSpec
 
 from tests.e2e.conftest import ENGINE_START_S, KvServer, real_stack
 from tests.resume.asking import Asked
-from tests.resume.plan import Act, Ask, Return
+from tests.resume.deaths import Deaths
+from tests.resume.plan import Ask, Return
 from tests.resume.report import Report
 from tests.resume.run import carry_out, in_calm, judge
 from tests.resume.scene import Scene
@@ -33,7 +34,6 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"Say what his days were like. {STORY}", {"stream_options": {"include_usage": True}}),
     (f"Continue this story. {STORY * 3}", {"stop": ["the captain's daughter", "\n\n\n"]}),
 )
-ACTS = (Act(at=0.15, part="gateway"), Act(at=0.35, part="decode", number=0), Act(at=0.6, part="gateway"))
 
 
 @pytest.fixture
@@ -54,6 +54,8 @@ def asks(model: str) -> list[Ask]:
             gateway=number % 2,
             cuts=(rng.uniform(0.05, 0.3), rng.uniform(0.4, 0.9)),
             returns=tuple(Return(rng.choice(("post", "get")), rng.randrange(2)) for _ in range(8)),
+            gateway_dies=rng.uniform(0.1, 0.8),
+            decode_dies=rng.uniform(0.2, 0.6),
         )
         for number, (question, more) in enumerate(QUESTIONS)
     ]
@@ -63,7 +65,7 @@ async def test_streams_are_whole_whatever_dies(stack: Stack, server: KvServer, s
     cpus = sorted(os.sched_getaffinity(0))
     stack.add("pdq_router")
     stack.add("pdq_prefill", PDQ_ENGINE_CPUS=str(cpus[0])).ready_s = ENGINE_START_S
-    stack.add("pdq_decode", PDQ_ENGINE_CPUS=str(cpus[-1])).ready_s = ENGINE_START_S
+    stack.add("pdq_decode", PDQ_ENGINE_CPUS=str(cpus[-1]), PDQ_WORKER_ID="decode").ready_s = ENGINE_START_S
     for _ in range(2):
         stack.add("pdq_gateway")
     await server.start()
@@ -71,14 +73,15 @@ async def test_streams_are_whole_whatever_dies(stack: Stack, server: KvServer, s
     scene, asked_for = Scene(stack), asks(spec.slug)
     calm = await in_calm(asked_for, scene, BOUND_S)
     asked = [Asked(ask, calm[ask.key].size) for ask in asked_for]
-    too_late = await carry_out(ACTS, asked, scene, BOUND_S)
     report, bus = Report(seed=SEED), await stack.connect()
+    client = Client(bus, "local")
     try:
+        await carry_out(asked, Deaths(asked, scene, client), scene, BOUND_S)
         for one in asked:
-            await judge(one, calm, scene, Client(bus, "local"), report)
+            await judge(one, calm, scene, client, report)
     finally:
         await bus.close()
+    print("\n".join(report.lines()))
     assert report.ok and not scene.troubles(), report.lines()
-    assert too_late == 0 and scene.done == {"gateway": 2, "decode": 1}
-    assert report.met["cut by the client"] == 5 and report.met["decode killed in mid-answer"] >= 4, report.lines()
-    assert report.met["cut by its gateway's death"] >= 3, report.lines()
+    for met in ("cut by the client", "cut by its gateway's death", "decode killed in mid-answer"):
+        assert report.met[met] >= 4, report.lines()

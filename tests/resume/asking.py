@@ -45,6 +45,10 @@ class Asked:
         self.legs: list[Leg] = []
         self.gateway = ask.gateway
         """Where it is asked just now."""
+        self.before = 0
+        """Events that it had before this connection."""
+        self.lost_decode = False
+        """Its worker was killed in mid-answer."""
         self.over = False
         self.error = ""
         """Why its client gave up, if it did."""
@@ -117,10 +121,10 @@ class Asker:
         back = Return("post", asked.ask.gateway)
         while asked.count("done") == 0:
             # Before its first event it has nothing to go on after.
-            before, back = len(asked.frames), back if asked.place else Return("post", back.gateway)
-            asked.gateway = back.gateway
+            back = back if asked.place else Return("post", back.gateway)
+            asked.gateway, asked.before = back.gateway, len(asked.frames)
             outcome = await self._leg(http, asked, back)
-            asked.legs.append(Leg(back.how, back.gateway, len(asked.frames) - before, outcome))
+            asked.legs.append(Leg(back.how, back.gateway, len(asked.frames) - asked.before, outcome))
             if outcome in ("broken", "refused"):
                 await asyncio.sleep(RETRY_S)
             back = asked.ask.returns[(len(asked.legs) - 1) % len(asked.ask.returns)]

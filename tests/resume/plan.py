@@ -11,7 +11,7 @@ import msgspec
 from tests.stack import MODEL
 
 ROUND = 5
-"""Requests at one time, each of which is to meet every fault of its round."""
+"""Requests at one time."""
 GATEWAYS = 2
 DECODES = 2
 BROKER_ONE_IN = 7
@@ -19,12 +19,9 @@ BROKER_ONE_IN = 7
 LEAVER_TOKENS = 2_000
 """More than can be made until its client leaves."""
 
-GATEWAY_DEATHS = 3
-"""In each round."""
 HELD_ONE_IN = 10
 """Requests for each whose client must not leave, as it does not ask for background."""
 
-Part = Literal["gateway", "decode", "broker"]
 How = Literal["post", "get"]
 
 SCHEMA = {
@@ -59,20 +56,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Its client leaves for good with so many characters: that ends the request."""
     returns: tuple[Return, ...] = ()
     """In turn, over and over."""
-
-
-class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """A process is killed (SIGKILL) and started again once its round has so much of its answers, 0 to 1."""
-
-    at: float
-    part: Part
-    number: int | None = None
-    """None: the one with most streams that have not lost a gateway yet."""
+    gateway_dies: float = 0.5
+    """Once so much of its answer is there, 0 to 1, its gateway is killed, if it has not lost one yet."""
+    decode_dies: float = 0.5
+    """The same of the worker that decodes it."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     asks: tuple[Ask, ...]
-    acts: tuple[Act, ...]
+    broker_dies: float | None = None
+    """The same of the broker, by the mean of its requests."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,17 +91,11 @@ def _round(rng: random.Random, seed: int, numbers: range, broker: bool) -> Round
     # With the broker away for a moment, nothing tells a gateway's client that leaves from one that stays.
     if numbers.start // ROUND % 2 == 0 and not broker:
         asks.append(_leaver(rng, seed, numbers.start))
-    return Round(asks=tuple(asks), acts=_acts(rng, broker))
+    return Round(asks=tuple(asks), broker_dies=_share(rng) if broker else None)
 
 
-def _acts(rng: random.Random, broker: bool) -> tuple[Act, ...]:
-    """At random points, in a random order."""
-    parts: list[tuple[Part, int | None]] = [("decode", number) for number in range(DECODES)]
-    parts += [("gateway", None) for _ in range(GATEWAY_DEATHS)]
-    parts += [("broker", None)] if broker else []
-    rng.shuffle(parts)
-    places = sorted(round(rng.uniform(0.05, 0.75), 3) for _ in parts)
-    return tuple(Act(at=at, part=part, number=number) for at, (part, number) in zip(places, parts, strict=True))
+def _share(rng: random.Random) -> float:
+    return round(rng.uniform(0.03, 0.8), 3)
 
 
 def _resumed(rng: random.Random, seed: int, number: int) -> Ask:
@@ -116,7 +103,7 @@ def _resumed(rng: random.Random, seed: int, number: int) -> Ask:
     path, fields = kind(rng)
     # A client may only leave where its request goes on; the others are cut by their gateway's death alone.
     background = number % HELD_ONE_IN != HELD_ONE_IN - 1
-    cuts = sorted(round(rng.uniform(0.02, 0.95), 3) for _ in range(rng.randint(1, 3))) if background else []
+    cuts = sorted(_share(rng) for _ in range(rng.randint(1, 3))) if background else []
     return Ask(
         key=f"resume {seed:x} {number}",
         path=path,
@@ -126,6 +113,8 @@ def _resumed(rng: random.Random, seed: int, number: int) -> Ask:
         background=background,
         cuts=tuple(cuts),
         returns=tuple(Return(rng.choice(("post", "get")), rng.randrange(GATEWAYS)) for _ in range(8)),
+        gateway_dies=_share(rng),
+        decode_dies=_share(rng),
     )
 
 

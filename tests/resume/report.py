@@ -28,8 +28,6 @@ class Report(msgspec.Struct, kw_only=True):
     duration_s: float = 0.0
     killed: dict[str, int] = {}
     """By part."""
-    skipped: int = 0
-    """Deaths that came too late for their round."""
     met: dict[str, int] = {}
     """Requests by what they met, each at least once."""
     connections: dict[str, int] = {}
@@ -81,7 +79,7 @@ class Report(msgspec.Struct, kw_only=True):
         """The summary as text."""
         lines = [
             f"seed {self.seed}: {self.requests} streams resumed, {self.left} left, in {self.duration_s:.0f} s",
-            f"killed: {_counts(self.killed)}; {self.skipped} came too late",
+            f"killed: {_counts(self.killed)}",
             f"streams: {_counts(self.met)}",
             f"connections: {_counts(self.connections)}; {self.events} events",
         ]

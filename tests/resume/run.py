@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import fmean
 
 import msgspec
 from pdq.client import Client
@@ -14,7 +12,8 @@ from pdq.client import Client
 from tests.ask import read_all
 from tests.resume.asking import Asked, Asker
 from tests.resume.check import cancelled, violations
-from tests.resume.plan import Act, Ask, Plan
+from tests.resume.deaths import Deaths
+from tests.resume.plan import Ask, Plan
 from tests.resume.report import Report
 from tests.resume.scene import Scene
 from tests.resume.told import Told
@@ -33,13 +32,14 @@ async def run(plan: Plan, scene: Scene, progress: Progress = lambda report: None
     report, began = Report(seed=plan.seed), time.monotonic()
     calm = await in_calm([ask for each in plan.rounds for ask in each.asks if ask.leaves is None], scene, bound_s)
     bus = await scene.stack.connect()
+    client = Client(bus, "local")
     try:
         for each in plan.rounds:
             asked = [Asked(ask, calm[ask.key].size if ask.key in calm else 0) for ask in each.asks]
-            report.skipped += await carry_out(each.acts, asked, scene, bound_s)
+            await carry_out(asked, Deaths(asked, scene, client, each.broker_dies), scene, bound_s)
             await scene.ready()
             for one in asked:
-                await judge(one, calm, scene, Client(bus, "local"), report)
+                await judge(one, calm, scene, client, report)
             report.killed = dict(scene.done)
             progress(report)
     finally:
@@ -64,32 +64,16 @@ async def in_calm(asks: Sequence[Ask], scene: Scene, bound_s: float) -> dict[str
     return dict(zip((ask.key for ask in asks), await asyncio.gather(*map(once, asks)), strict=True))
 
 
-async def carry_out(acts: Sequence[Act], asked: Sequence[Asked], scene: Scene, bound_s: float) -> int:
-    """All requests of a round, and what dies meanwhile; returns how many deaths came too late."""
+async def carry_out(asked: Sequence[Asked], deaths: Deaths, scene: Scene, bound_s: float) -> None:
+    """All requests of a round, and what dies meanwhile."""
     asker = Asker(scene.urls, bound_s, scene.quiet)
-    asking = [asyncio.create_task(asker.run(one)) for one in asked]
-    left = list(acts)
-    conducting = asyncio.create_task(_conduct(left, [one for one in asked if one.ask.leaves is None], scene))
+    dying = asyncio.create_task(deaths.run())
     try:
-        await asyncio.gather(*asking)
+        await asyncio.gather(*map(asker.run, asked))
+        await dying
     finally:
-        conducting.cancel()
-        await asyncio.wait({conducting})
-    return len(left)
-
-
-async def _conduct(left: list[Act], asked: Sequence[Asked], scene: Scene) -> None:
-    while left:
-        while fmean(one.share for one in asked) < left[0].at:
-            await asyncio.sleep(0.01)
-        act = left.pop(0)
-        await asyncio.shield(scene.act(act.part, act.number if act.number is not None else _most_streams(asked)))
-
-
-def _most_streams(asked: Sequence[Asked]) -> int:
-    """The gateway with most streams that have not lost one yet."""
-    found = Counter(one.gateway for one in asked if not one.over and not one.count("broken"))
-    return found.most_common(1)[0][0] if found else asked[0].gateway
+        dying.cancel()
+        await asyncio.wait({dying})
 
 
 async def judge(asked: Asked, calm: dict[str, Told], scene: Scene, client: Client, report: Report) -> None:

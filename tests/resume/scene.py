@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from pdq.settings import LimitSettings
 
-from tests.resume.plan import DECODES, GATEWAYS, Part
-from tests.stack import MODELS, Stack
+from tests.resume.plan import DECODES, GATEWAYS
+from tests.stack import MODELS, Service, Stack
 
 LIMITS = LimitSettings(ack_wait_s=1.5, worker_ttl_s=2.5, max_deliver=1_000)
-PROFILE = "llama3-8b-h100*4"
-"""About 25 ms a token."""
+PROFILE = "llama3-8b-h100*8"
+"""About 50 ms a token."""
+NOTICED_S = 0.1
+"""In which those that were served by what was killed notice it."""
 START_S = 120.0
 """How long a process may take to be ready, on a machine that has much else to do."""
 
@@ -33,21 +36,31 @@ class Scene:
     def urls(self) -> list[str]:
         return [gateway.api for gateway in self._gateways]
 
-    async def act(self, part: Part, number: int) -> None:
-        """Kill, and start again; what is killed need not be ready before."""
-        async with self.quiet:
-            if part == "broker":
-                await asyncio.to_thread(self.stack.broker.kill)
-                await asyncio.to_thread(self.stack.broker.start)
-            else:
-                service = (self._gateways if part == "gateway" else self._decodes)[number]
-                await asyncio.to_thread(service.kill)
-                service.start()
-            self.done[part] += 1
+    async def kill_gateway(self, number: int) -> None:
+        await self._kill(self._gateways[number])
+
+    async def kill_decode(self, worker: str) -> None:
+        """By the worker's id, as logs have it."""
+        await self._kill(next(each for each in self._decodes if each.environment["PDQ_WORKER_ID"] == worker))
+
+    async def kill_broker(self) -> None:
+        await asyncio.to_thread(self.stack.broker.kill)
+        await asyncio.to_thread(self.stack.broker.start)
+        self.done["broker"] += 1
+
+    async def _kill(self, service: Service) -> None:
+        """And start it again; it need not be ready when this returns."""
+        await asyncio.to_thread(service.kill)
+        service.start()
+        self.done[service.module.removeprefix("pdq_")] += 1
+        await asyncio.sleep(NOTICED_S)
 
     async def ready(self) -> None:
         """Until everything is up again."""
-        await asyncio.gather(*(asyncio.to_thread(service.wait_ready) for service in self.stack.services))
+        await _ready(self.stack.services)
+
+    async def gateways_ready(self) -> None:
+        await _ready(self._gateways)
 
     def troubles(self) -> list[str]:
         """What no process may do: end by itself, or fail to answer a request with a refusal."""
@@ -63,6 +76,10 @@ class Scene:
         return found
 
 
+async def _ready(services: Sequence[Service]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(service.wait_ready) for service in services))
+
+
 def simulated(directory: Path) -> Stack:
     """A broker, a router, two gateways, a prefill worker and two decode workers of the sim."""
     stack = Stack(
@@ -75,5 +92,5 @@ def simulated(directory: Path) -> Stack:
     )
     (directory / "models.toml").write_text(f'{MODELS}tool_parser = "sim"\n')
     for module in ("pdq_router", "pdq_prefill", *["pdq_decode"] * DECODES, *["pdq_gateway"] * GATEWAYS):
-        stack.add(module).ready_s = START_S
+        stack.add(module, PDQ_WORKER_ID=f"{module}-{len(stack.services)}").ready_s = START_S
     return stack

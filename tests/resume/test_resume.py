@@ -11,7 +11,7 @@ from tests import sse
 from tests.resume.asking import Asked, Asker
 from tests.resume.check import violations
 from tests.resume.plan import Ask, Return, make
-from tests.resume.run import carry_out, in_calm, run
+from tests.resume.run import in_calm, run
 from tests.resume.scene import Scene, simulated
 from tests.stack import MODEL, Stack
 
@@ -34,9 +34,9 @@ async def test_ten_streams_that_are_cut_and_resumed(stack: Stack) -> None:
     report = await run(make(1, 10), Scene(stack))
     assert report.ok, "\n".join(report.lines())
     assert (report.requests, report.left) == (10, 1)
-    assert report.killed["gateway"] and report.killed["decode"] and report.killed["broker"]
+    assert report.killed["broker"] == 1
     for met in ("cut by the client", "cut by its gateway's death", "decode killed in mid-answer", "resumed elsewhere"):
-        assert report.met[met], report.lines()
+        assert report.met[met] >= 5, report.lines()
 
 
 class Drops(Asked):
@@ -81,7 +81,7 @@ async def test_a_reader_that_errs_is_caught(stack: Stack) -> None:
     asks = [_ask(kind.__name__) for kind in kinds]
     calm = await in_calm(asks, scene, 60)
     asked = [kind(ask, calm[ask.key].size) for kind, ask in zip(kinds, asks, strict=True)]
-    await carry_out((), asked, scene, 60)
+    await asyncio.gather(*map(Asker(scene.urls, 60).run, asked))
     asker = Asker(scene.urls, 60)
     right, *wrong = [violations(one, calm[one.ask.key], await asker.whole(one)) for one in asked]
     assert right == []
