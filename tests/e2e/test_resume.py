@@ -81,6 +81,7 @@ async def test_streams_are_whole_whatever_dies(stack: Stack, server: KvServer, s
             await judge(one, calm, scene, client, report)
     finally:
         await bus.close()
+    report.killed = dict(scene.done)
     print("\n".join(report.lines()))
     assert report.ok and not scene.troubles(), report.lines()
     for met in ("cut by the client", "cut by its gateway's death", "decode killed in mid-answer"):
