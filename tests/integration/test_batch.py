@@ -428,11 +428,11 @@ async def test_a_refusal_for_now_is_followed_by_another_attempt(stack: Stack) ->
     assert {error.code for error in refused if error is not None} <= {"queue_full"}
 
 
-@pytest.mark.parametrize("stack", [({}, SLOW, LIMITS)], indirect=True)
+@pytest.mark.parametrize("stack", [({}, {"PDQ_WORKER_SLOTS": "16"} | SLOW, LIMITS)], indirect=True)
 async def test_lines_that_run_out_of_time_fail_and_the_numbers_add_up(stack: Stack) -> None:
-    lines = [*chats(5), *(chat(f"long{index}", max_tokens=4_000, min_tokens=3_900) for index in range(20))]
+    lines = [*chats(5), *(chat(f"long{index}", max_tokens=4_000, min_tokens=3_900) for index in range(10))]
     done = await batch(stack, put(stack, lines), stack.directory / "out.jsonl", "--timeout", "20", "--json")
-    assert done.code == 1 and done.summary == {"lines": 25, "succeeded": 5, "failed": 20, "earlier": 0, "open": 0}
+    assert done.code == 1 and done.summary == {"lines": 15, "succeeded": 5, "failed": 10, "earlier": 0, "open": 0}
     found = told(done.results)
     assert {custom_id for custom_id, (status, _) in found.items() if status == 200} == {f"q{n}" for n in range(5)}
     assert {told for custom_id, told in found.items() if custom_id.startswith("long")} == {(504, "deadline_exceeded")}
