@@ -169,7 +169,7 @@ def pdq(broker: Broker, home: Path, *arguments: str) -> tuple[int, str, str]:
     """Its exit code, stdout and stderr."""
     environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": broker.url, "PDQ_HOME": str(home)}
     command = [sys.executable, "-m", "pdq", "tenant", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
