@@ -126,11 +126,11 @@ class Client:
         answer = await self._bus.request(subjects.cancel(self.tenant, request), b"", timeout_s=ENDPOINT_TIMEOUT_S)
         return decode_json(answer, CancelReply)
 
-    async def abandon(self, request: str) -> None:
+    async def abandon(self, request: str, within_s: float = ABANDON_TIMEOUT_S) -> None:
         """Cancel a request that was just submitted and that nobody waits for any more: the router may not have seen it
-        yet. Bounded, and raises nothing: what cannot be cancelled ends by itself."""
+        yet. Raises nothing: what cannot be cancelled in time ends by itself."""
         with contextlib.suppress(PdqError, TimeoutError):
-            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 while not await self._cancelled(request):  # noqa: ASYNC110
                     await asyncio.sleep(ABANDON_RETRY_S)
 

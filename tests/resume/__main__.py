@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tests.resume.plan import Plan, make
-from tests.resume.report import Report
+from tests.resume.report import Failure, Report
 from tests.resume.run import run
 from tests.resume.scene import Scene, simulated
 
@@ -43,10 +43,13 @@ def main() -> int:
 
 
 async def _run(plan: Plan, directory: Path) -> Report:
-    stack = simulated(directory)
+    stack, shown = simulated(directory), list[Failure]()
 
     def told(report: Report) -> None:
         print(f"{report.requests} resumed, {report.left} left, {len(report.failures)} not whole", file=sys.stderr)
+        for failure in report.failures[len(shown) :]:
+            print("\n".join(failure.lines()), file=sys.stderr)
+        shown[:] = report.failures
 
     try:
         await stack.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from tests.resume.plan import Ask, How, Return
 from tests.resume.told import DONE, Told
 
 RETRY_S = 0.2
-CANCELLED_S = 15.0
+CANCELLED_S = 30.0
 """Once its client has left, a request must end within that."""
 FOR_NOW = frozenset({429, 503})
 
@@ -140,6 +141,7 @@ class Asker:
 
     async def _read(self, answer: httpx.Response, asked: Asked) -> Outcome:
         cut = next((share for share in asked.ask.cuts if share > asked.share), 2.0)
+        leaves = math.inf if asked.ask.leaves is None else asked.ask.leaves
         async with aclosing(_events(answer)) as events:
             async for frame in events:
                 if frame.data.startswith('{"error"'):
@@ -147,20 +149,15 @@ class Asker:
                 asked.take(frame)
                 if frame.data == DONE:
                     return "done"
-                if asked.share >= cut:
+                if asked.share >= cut or asked.told.size >= leaves:
                     return "cut"
         raise Broken("a stream that ended in order, but without [DONE]")
 
     async def _leave(self, http: httpx.AsyncClient, asked: Asked) -> None:
         """Read a little and go; then see the request end for that."""
-        assert asked.ask.leaves is not None
         async with self._quiet:
-            async with self._stream(http, asked, Return("post", asked.ask.gateway)) as answer:
-                async with aclosing(_events(answer)) as events:
-                    async for frame in events:
-                        asked.take(frame)
-                        if asked.told.size >= asked.ask.leaves:
-                            break
+            while await self._leg(http, asked, Return("post", asked.ask.gateway)) in ("broken", "refused"):
+                await asyncio.sleep(RETRY_S)
             async with asyncio.timeout(CANCELLED_S):
                 await self._cancelled(http, asked)
 

@@ -18,6 +18,9 @@ class Failure(msgspec.Struct, frozen=True):
     violations: list[str]
     connections: list[str]
 
+    def lines(self) -> list[str]:
+        return ["", f"{self.key}:", *(f"  {line}" for line in self.violations + self.connections)]
+
 
 class Report(msgspec.Struct, kw_only=True):
     seed: int
@@ -84,8 +87,7 @@ class Report(msgspec.Struct, kw_only=True):
             f"connections: {_counts(self.connections)}; {self.events} events",
         ]
         lines += [f"trouble: {trouble}" for trouble in self.troubles]
-        for failure in self.failures:
-            lines += ["", f"{failure.key}:", *(f"  {line}" for line in failure.violations + failure.connections)]
+        lines += [line for failure in self.failures for line in failure.lines()]
         verdict = "ok" if self.ok else f"FAILED: {len(self.failures)} requests, {len(self.troubles)} troubles"
         return [*lines, verdict]
 

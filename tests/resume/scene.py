@@ -15,6 +15,8 @@ from tests.stack import MODELS, Service, Stack
 LIMITS = LimitSettings(ack_wait_s=1.5, worker_ttl_s=2.5, max_deliver=1_000)
 PROFILE = "llama3-8b-h100*8"
 """About 50 ms a token."""
+STARTS = 60
+LOG_TAIL = 2_000
 NOTICED_S = 0.1
 """In which those that were served by what was killed notice it."""
 START_S = 120.0
@@ -65,19 +67,32 @@ class Scene:
     def troubles(self) -> list[str]:
         """What no process may do: end by itself, or fail to answer a request with a refusal."""
         found = [
-            f"{service.module} ended by itself:\n{service.log.read_text()[-2_000:]}"
+            f"{service.module} ended by itself:\n{service.log.read_text()[-LOG_TAIL:]}"
             for service in self.stack.services
             if service.process is None or service.process.poll() is not None
         ]
         for gateway in self._gateways:
             log = gateway.log.read_text()
             if "Traceback" in log or "level=error" in log:
-                found.append(f"a gateway logged an error:\n{log[-2_000:]}")
+                found.append(f"a gateway logged an error:\n{log[-LOG_TAIL:]}")
         return found
 
 
 async def _ready(services: Sequence[Service]) -> None:
-    await asyncio.gather(*(asyncio.to_thread(service.wait_ready) for service in services))
+    await asyncio.gather(*map(_up, services))
+
+
+async def _up(service: Service) -> None:
+    """While a service is down, anything else on the machine may have its port: it is started until it has it again."""
+    for _ in range(STARTS):
+        try:
+            return await asyncio.to_thread(service.wait_ready)
+        except AssertionError:
+            if "address already in use" not in service.log.read_text()[-LOG_TAIL:]:
+                raise
+            await asyncio.sleep(1.0)
+            service.start()
+    raise AssertionError(f"{service.module} does not get its port {service.port} back")
 
 
 def simulated(directory: Path) -> Stack:

@@ -28,6 +28,8 @@ from pdq_gateway.reply import Reply
 from pdq_gateway.shapes import Shape
 
 SUBMIT_TIMEOUT_S = 5.0
+ABANDON_TIMEOUT_S = 10.0
+"""In which a router must take the cancel of a client that left: time for one to be started again."""
 
 
 class Exchange:
@@ -148,7 +150,7 @@ class Exchange:
     async def _give_up(self) -> None:
         """Cancel what was submitted here or, under a key, is known to be ours."""
         mine = [choice for choice in self._choices if self._ask.bodies and choice.mine(self._ask.named)]
-        await asyncio.gather(*(self._client.abandon(choice.request) for choice in mine))
+        await asyncio.gather(*(self._client.abandon(choice.request, ABANDON_TIMEOUT_S) for choice in mine))
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         own = {"x-pdq-request": self._ask.name.request, **self._trace}
