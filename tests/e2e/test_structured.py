@@ -95,9 +95,9 @@ async def served(
     stack = real_stack(directory, calling, server, limits=LimitSettings(ack_wait_s=3.0, worker_ttl_s=5.0))
     (directory / "models.toml").write_text(f'{models_file(calling)}tool_parser = "{calling.tool_parser}"\n')
     cpus = sorted(os.sched_getaffinity(0))
-    stack.add("pdq_router")
+    router = stack.add("pdq_router")
     worker = stack.add("pdq_decode", PDQ_ENGINE_CPUS=str(cpus[0]))
-    worker.ready_s = ENGINE_START_S
+    router.ready_s = worker.ready_s = ENGINE_START_S
     try:
         await server.start()
         await stack.start()
