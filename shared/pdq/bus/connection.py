@@ -278,12 +278,20 @@ class Connection:
         if why := self._refusals.final(exc, before=not self._connecting):
             if self._connecting:
                 raise Misconfigured(f"the broker at {self.place} {why}") from exc
-            self._giving_up = self._giving_up or asyncio.create_task(self._nc.close())
+            self._giving_up = self._giving_up or asyncio.create_task(self._give_up())
         # The client library reports the same trouble many times a second while a broker is away.
         text = f"{type(exc).__name__}: {exc}"
         if self._reported[0] != text or time.monotonic() - self._reported[1] > 10:
             self._reported = (text, time.monotonic())
             log.warning("broker connection: %s", text)
+
+    async def _give_up(self) -> None:
+        """Close for good. The client library's own close fails, and tells nobody, where it still has something to send
+        to a broker that has hung up."""
+        try:
+            await self._nc.close()
+        except OSError:
+            await self._on_closed()
 
     async def _disconnected(self) -> None:
         if not self._closing:
