@@ -348,7 +348,8 @@ async def test_ctrl_c_can_end_what_runs(stack: Stack) -> None:
     # Its next run sends them again, as if they had never been there.
     process = start(stack, source, to)
     for _ in range(200):
-        running = [records for records in (await submits(stack)).values() if records[-1].decode.owner]
+        newest = [records[-1] for records in (await submits(stack)).values()]
+        running = [state for state in newest if state.decode.owner and not state.ended]
         if len(running) == 4:
             break
         await asyncio.sleep(0.05)

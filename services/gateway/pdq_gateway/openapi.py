@@ -150,7 +150,7 @@ def _responses() -> Json:
     """The paths of `/v1/responses`."""
     events = "Events whose `data` is an event of the response, and whose `id` is its `sequence_number`."
     streamed = _json("Response", "The response; or, as a stream, its events as server-sent events.")
-    streamed["content"]["text/event-stream"] = {"schema": {"type": "string", "description": events}}
+    streamed["content"]["text/event-stream"] = {"schema": _event(events)}
     read = _operation(
         "getResponse",
         {"200": streamed, **_errors(400, 401, 404, 499, 500, 503, 504)},
@@ -182,9 +182,15 @@ def _operation(name: str, responses: Json, **more: Any) -> Json:
 
 def _answer(whole: str, chunk: str) -> Json:
     found = _json(whole, "The answer; or, as a stream, its chunks as server-sent events, then `[DONE]`.")
-    described = {"type": "string", "description": f"Events whose `data` is a {chunk}, an ErrorAnswer or `[DONE]`."}
+    described = _event(f"Events whose `data` is a {chunk}, an ErrorAnswer or `[DONE]`.")
     found["content"]["text/event-stream"] = {"schema": described}
     return found
+
+
+def _event(description: str) -> Json:
+    """Of each server-sent event."""
+    fields = {name: {"type": "string"} for name in ("data", "event", "id")}
+    return {"type": "object", "properties": fields, "required": ["data"], "description": description}
 
 
 def _json(struct: str, description: str) -> Json:
