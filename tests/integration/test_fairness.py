@@ -310,7 +310,8 @@ async def test_a_submit_that_is_delivered_again_has_one_job_in_its_first_lane(st
     assert info is not None
     seq = info["state"]["last_seq"] + 1
     digest = hashlib.sha256(BODY).hexdigest()
-    state = first("accepted", submit_seq=seq, digest=digest, model=MODEL, priority="high", deadline=time.time() + PATIENCE_S)
+    deadline = time.time() + PATIENCE_S
+    state = first("accepted", submit_seq=seq, digest=digest, model=MODEL, priority="high", deadline=deadline)
     twice = "twice"
     accepted = await log.append("a", twice, None, state)
     await log.append("a", twice, accepted, follow(state, "routed", order="decode-only", lane="excess"))
