@@ -41,6 +41,11 @@ def make_stack(directory: Path) -> Stack:
     return stack
 
 
+LONG: Any = {"type": "object", "properties": {"text": {"type": "string", "minLength": 2_500}}, "required": ["text"]}
+ENDLESS: Any = {"format": {"type": "json_schema", "name": "long", "schema": LONG}}
+"""Nothing in a request for a response says that an answer may not end early; a schema does."""
+
+
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Shared by tests that have tenants of their own each, and break nothing."""
@@ -291,7 +296,9 @@ async def test_a_tenant_sees_only_its_own(stack: Stack, store: Store) -> None:
 async def test_a_tenants_responses_are_its_own(stack: Stack, store: Store) -> None:
     mine, other = await added(stack, store, "mine2"), await added(stack, store, "stranger2")
     async with client(stack, mine) as owner, client(stack, other, 1) as stranger:
-        made = await owner.responses.create(model=MODEL, input="whose?", max_output_tokens=3_000, background=True)
+        made = await owner.responses.create(
+            model=MODEL, input="whose?", text=ENDLESS, max_output_tokens=3_000, background=True
+        )
         for asked in (stranger.responses.retrieve, stranger.responses.cancel, stranger.responses.delete):
             with pytest.raises(openai.NotFoundError):
                 await asked(made.id)
