@@ -27,11 +27,12 @@ from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
 from pdq.kv.contract import read_key, salt
 from pdq.messages import LANES, DecodeJob, DrainReply, StageName, WorkerBeat, encode_json, unpack_ids
-from pdq.service import Check, HealthServer, log_settings
+from pdq.service import Check, HealthServer, Stop, log_settings
 from pdq.stage import Handler, Loop, StageWorker
 from pdq.stage.costs import CostMeter
 from pdq.stage.delegation import Delegation
 from pdq.stage.fleet import Fleet
+from pdq.stage.idle import Idle
 from pdq.stage.preference import Preference
 from pdq.stage.room import Room
 from pdq.stage.staging import Staging
@@ -73,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True):
         )
 
 
-async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: asyncio.Event) -> None:
+async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: Stop) -> None:
     """Run a worker of these stages until `stop` is set. Raises Misconfigured or Unavailable."""
     settings = Settings.load()
     log_settings(*(getattr(settings, name) for name in settings.__struct_fields__))
@@ -119,7 +120,7 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 class _Host:
-    def __init__(self, settings: Settings, worker: str, engine: Engine, metrics: Metrics, stop: asyncio.Event) -> None:
+    def __init__(self, settings: Settings, worker: str, engine: Engine, metrics: Metrics, stop: Stop) -> None:
         self.bus: Bus | None = None
         self._settings = settings
         self._worker = worker
@@ -132,6 +133,7 @@ class _Host:
         self._listed: set[StageName] = set()
         self._kv_usage = 0.0
         self._staging: Staging | None = None
+        self._idle: Idle | None = None
 
     def checks(self) -> list[Check]:
         return [
@@ -192,16 +194,28 @@ class _Host:
         for stage, handler in handlers.items():
             self._loops[stage] = self._loop(self.bus, stage, handler, parts)
         await self.bus.patiently(partial(self.bus.serve, subjects.drain(self._worker), "", self._drain))
+        idle_s = self._settings.worker.idle_exit_s
+        self._idle = Idle(idle_s, self._busy) if idle_s else None
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
         async with asyncio.TaskGroup() as group:
             side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
             if self._staging is not None:
                 side.append(group.create_task(self._staging.run()))
+            if self._idle is not None:
+                side.append(group.create_task(self._end_when(self._idle)))
             lost = group.create_task(self.bus.watch(self._stop))
             loops = [group.create_task(loop.run(self._stop)) for loop in self._loops.values()]
             await asyncio.wait(loops)
             for task in (*side, lost):
                 task.cancel()
+
+    async def _end_when(self, idle: Idle) -> None:
+        await idle.over()
+        log.info("idle: no job for %g s", idle.after_s)
+        self._stop.because("idle")
+
+    def _busy(self) -> int:
+        return sum(loop.busy for loop in self._loops.values())
 
     @property
     def _slots(self) -> int:
@@ -268,11 +282,13 @@ class _Host:
     async def _drain(self, subject: str, data: bytes) -> bytes:
         """Stop as on SIGTERM: what runs may take the drain time."""
         log.info("told to drain")
-        self._stop.set()
-        return encode_json(DrainReply(worker=self._worker, busy=sum(loop.busy for loop in self._loops.values())))
+        self._stop.because("drain")
+        return encode_json(DrainReply(worker=self._worker, busy=self._busy()))
 
     def _count_busy(self) -> None:
-        self._metrics.slots(sum(loop.busy for loop in self._loops.values()), self._slots * len(self._loops))
+        if self._idle is not None:
+            self._idle.changed()
+        self._metrics.slots(self._busy(), self._slots * len(self._loops))
 
     async def _beats(self, bus: Bus) -> None:
         """Say that this worker is alive; the bucket forgets who does not."""

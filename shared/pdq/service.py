@@ -2,7 +2,8 @@
 
 `run("router", main)` gives `main` an event that the first SIGTERM or SIGINT sets; the service then stops
 in its own order and returns. A second signal cancels it, a third ends the process at once.
-Exit codes: 0 stopped as asked, 1 failed, 2 cannot start like this (`Misconfigured`).
+Exit codes: 0 stopped as asked, 1 failed, 2 cannot start like this (`Misconfigured`). The last line of the log names
+the reason of a stop: a signal, `drain`, or `idle`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ log = logging.getLogger(__name__)
 
 FAILED, MISCONFIGURED = 1, 2
 
-Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+class Stop(asyncio.Event):
+    """Set once by whoever ends the service; the first reason counts."""
+
+    reason = ""
+
+    def because(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.set()
+
+
+Main = Callable[[Stop], Coroutine[Any, Any, None]]
 
 
 def run(name: str, main: Main) -> NoReturn:
@@ -82,20 +94,20 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
 
 
 async def _until_stopped(main: Main) -> None:
-    stop = asyncio.Event()
+    stop = Stop()
     loop = asyncio.get_running_loop()
     task = loop.create_task(main(stop))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stop, task)
     log.info("started", extra={"pid": os.getpid()})
     await task
-    log.info("stopped")
+    log.info("stopped", extra={"reason": stop.reason} if stop.reason else {})
 
 
-def _on_signal(number: signal.Signals, stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+def _on_signal(number: signal.Signals, stop: Stop, task: asyncio.Task[None]) -> None:
     log.info("signal", extra={"signal": number.name})
     if not stop.is_set():
-        stop.set()
+        stop.because(number.name)
     elif not task.cancelling():
         task.cancel()
     else:
@@ -126,10 +138,13 @@ class HealthServer:
         self._stop = stop
         self._runner: web.AppRunner | None = None
         self.port = 0
-        """The port it listens on, once started."""
+        """The port it listens on, once started; 0 where the settings want none."""
 
     async def start(self) -> int:
         """Listen; the port is logged and returned. Raises Misconfigured when it is taken."""
+        host, port = self._settings.host, self._settings.port
+        if port == "off":
+            return 0
         app = web.Application()
         app.add_routes(
             [
@@ -142,7 +157,6 @@ class HealthServer:
         http_log.addFilter(_not_malformed)
         self._runner = web.AppRunner(app, access_log=None, logger=http_log, shutdown_timeout=1.0)
         await self._runner.setup()
-        host, port = self._settings.host, self._settings.port
         try:
             await web.TCPSite(self._runner, host, port).start()
         except OSError as exc:

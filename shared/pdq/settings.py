@@ -102,8 +102,8 @@ class HttpSettings(Group, frozen=True, kw_only=True):
     prefix: ClassVar[str] = "HTTP_"
 
     host: str = "127.0.0.1"
-    port: int = 0
-    """0: any free port; it is logged."""
+    port: int | Literal["off"] = 0
+    """0: any free port; it is logged. `off`: nothing listens."""
 
 
 class RouterSettings(Group, frozen=True, kw_only=True):
@@ -170,6 +170,8 @@ class WorkerSettings(Group, frozen=True, kw_only=True):
     drain_s: float = 20.0
     stall_s: float = 120.0
     """Work that makes no progress for so long is given up, and retried elsewhere."""
+    idle_exit_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """A ready worker that held no job for so long ends by itself, with exit code 0. 0: it stays."""
 
 
 class EngineSettings(Group, frozen=True, kw_only=True):

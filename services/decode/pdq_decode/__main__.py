@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pdq.host import serve
-from pdq.service import run
+from pdq.service import Stop, run
 
 from pdq_decode.handler import DecodeHandler
 
 
-async def main(stop: asyncio.Event) -> None:
+async def main(stop: Stop) -> None:
     await serve("decode", {"decode": DecodeHandler}, stop)
 
 

@@ -25,6 +25,7 @@ from pdq.cli import (
     stack,
     tenant,
     verify,
+    worker,
 )
 
 HELP = f"""Serve language models as two durable work queues, prefill and decode, over NATS JetStream.
@@ -62,6 +63,7 @@ def build() -> typer.Typer:
         requests.trace,
         explain.explain,
         kv.kv,
+        worker.worker,
         operators.workers,
         operators.drain,
         verify.verify,

@@ -68,6 +68,10 @@ class Loop:
                 if await _first(self._free.acquire(), stopping) is None:
                     break
                 delivery = await _first(self._next(), stopping)
+                if delivery is not None and stop.is_set():
+                    # It came as the stop did. Nobody has claimed it: another worker can have it at once.
+                    await delivery.nak()
+                    delivery = None
                 if delivery is None:
                     self._free.release()
                     break
