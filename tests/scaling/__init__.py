@@ -1,0 +1,1 @@
+"""Workers that exist only while there is work: `python -m tests.scaling`."""
