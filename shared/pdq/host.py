@@ -37,7 +37,7 @@ from pdq.stage.preference import Preference
 from pdq.stage.room import Room
 from pdq.stage.staging import Staging
 from pdq.stage.watch import Watch
-from pdq.telemetry import Metrics, Telemetry
+from pdq.telemetry import Metrics, Start, Telemetry
 
 log = logging.getLogger("pdq.host")
 
@@ -76,32 +76,27 @@ class Settings(msgspec.Struct, frozen=True):
 
 async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: Stop) -> None:
     """Run a worker of these stages until `stop` is set. Raises Misconfigured or Unavailable."""
+    start = Start()
     settings = Settings.load()
     log_settings(*(getattr(settings, name) for name in settings.__struct_fields__))
     spec = config.load_models(config.models_path()).one(settings.worker.model)
     worker = config.worker_id(settings.worker, role)
     metrics = Metrics([spec.slug])
     engine = create(spec, role, settings.engine, settings.kv)
-    host = _Host(settings, worker, engine, metrics, stop)
+    host = _Host(settings, worker, engine, metrics, start, stop)
+    consumers = [pair for stage in stages for pair in _consumers(stage, spec.slug)]
     telemetry = Telemetry.start(role if role != "both" else "worker", settings.trace, worker)
     try:
         async with (
             HealthServer(settings.http, metrics, host.checks(), stop),
-            connected(settings.bus, f"pdq-{role}-{worker}", stop) as bus,
+            host.connected(f"pdq-{role}-{worker}", consumers),
+            host.engine_running(),
+            host.parts(telemetry) as parts,
         ):
-            host.bus = bus
-            await bus.check_consumers(
-                [
-                    (subjects.STAGE_STREAM[stage], subjects.consumer(spec.slug, lane))
-                    for stage in stages
-                    for lane in LANES
-                ]
+            metrics.worker(role, spec.slug, engine.info.name)
+            await host.work(
+                {stage: make(engine, read_key(settings.kv.key_file)) for stage, make in stages.items()}, parts
             )
-            async with host.engine_running(), host.parts(telemetry) as parts:
-                metrics.worker(role, spec.slug, engine.info.name)
-                await host.work(
-                    {stage: make(engine, read_key(settings.kv.key_file)) for stage, make in stages.items()}, parts
-                )
     finally:
         await asyncio.to_thread(telemetry.close)
 
@@ -120,12 +115,15 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 class _Host:
-    def __init__(self, settings: Settings, worker: str, engine: Engine, metrics: Metrics, stop: Stop) -> None:
+    def __init__(
+        self, settings: Settings, worker: str, engine: Engine, metrics: Metrics, start: Start, stop: Stop
+    ) -> None:
         self.bus: Bus | None = None
         self._settings = settings
         self._worker = worker
         self._engine = engine
         self._metrics = metrics
+        self._start = start
         self._stop = stop
         self._started = False
         self._loops: dict[StageName, Loop] = {}
@@ -158,9 +156,18 @@ class _Host:
             raise Unavailable("no beat of this worker is stored yet")
 
     @contextlib.asynccontextmanager
+    async def connected(self, name: str, consumers: list[tuple[str, str]]) -> AsyncIterator[None]:
+        """The broker, and all there that the stages pull from. Raises Misconfigured or Unavailable."""
+        began = time.monotonic()
+        async with connected(self._settings.bus, name, self._stop) as self.bus:
+            await self.bus.check_consumers(consumers)
+            self._start.parts_s["broker"] = time.monotonic() - began
+            yield
+
+    @contextlib.asynccontextmanager
     async def engine_running(self) -> AsyncIterator[None]:
         """The engine, started; a stop signal during the start ends it."""
-        starting = asyncio.create_task(self._engine.start())
+        starting = asyncio.create_task(self._start_engine())
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,6 +180,10 @@ class _Host:
             starting.cancel()
             self._started = False
             await self._engine.close()
+
+    async def _start_engine(self) -> None:
+        with self._start.part("engine"):
+            await self._engine.start()
 
     @contextlib.asynccontextmanager
     async def parts(self, telemetry: Telemetry) -> AsyncIterator[_Parts]:
@@ -196,7 +207,10 @@ class _Host:
         await self.bus.patiently(partial(self.bus.serve, subjects.drain(self._worker), "", self._drain))
         idle_s = self._settings.worker.idle_exit_s
         self._idle = Idle(idle_s, self._busy) if idle_s else None
+        self._start.ready(self._engine.info.start_s)
+        self._metrics.started(self._start.parts_s)
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
+        log.info("start took", extra={f"{name}_s": round(s, 2) for name, s in self._start.parts_s.items()})
         async with asyncio.TaskGroup() as group:
             side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
             if self._staging is not None:
@@ -245,6 +259,7 @@ class _Host:
             delegation=delegation if stage == "decode" else None,
             preference=preference if stage == "decode" else None,
             staging=self._staging if stage == "decode" else None,
+            start=self._start,
         )
         consumers = [name for _, name in _consumers(stage, info.model)]
         return Loop(

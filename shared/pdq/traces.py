@@ -24,6 +24,8 @@ MAX_LINE = 16 << 20
 MAX_SPANS = 20_000
 """Spans of one answer; whatever is beyond is left out."""
 
+WAITS = frozenset({"queue", "cold start"})
+"""Spans of waiting, in which nothing was done for the request."""
 NUMBER = 9
 """Width of a column of numbers."""
 COLOURS = ("cyan", "green", "magenta", "blue", "yellow")
@@ -243,7 +245,7 @@ class Waterfall:
         work, wait, mark = ("━", "┄", "◆") if self._fancy else ("=", ".", "*")
         first = self._column(span.start_ns)
         last = max(first, self._column(span.end_ns))
-        cells = [" "] * first + [wait if span.name == "queue" else work] * (last - first + 1)
+        cells = [" "] * first + [wait if span.name in WAITS else work] * (last - first + 1)
         for name, at_ns in span.events:
             if name == "first_token" and span.start_ns <= at_ns <= span.end_ns:
                 cells[self._column(at_ns)] = mark

@@ -39,6 +39,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of all that must be equal for KV to be reusable (pdq.kv.contract)."""
     slots: int
     """Requests it runs at the same time."""
+    start_s: dict[str, float] = {}
+    """What parts of its start took, seconds by name; they may overlap."""
     contract_fields: dict[str, str] = {}
     """What the contract is made of, by name; and `hash_seed` where the engine has one."""
 

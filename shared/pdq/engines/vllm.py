@@ -71,23 +71,31 @@ class VllmEngine:
         cpus = parse_cpus(self._settings.cpus)
         os.environ.update(environment(self._settings))
         reports, doing = self._inbox.open(), ""
+        clock = _Clock()
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 doing = f"waiting for the LMCache server at {self._kv.host}:{self._kv.http_port}"
                 await self._tier.wait_up()
+                clock.done("kv_tier")
                 version = importlib.metadata.version("lmcache")
                 await self._tier.check_fits(self._spec.chunk_tokens, HASH_ALGORITHM, version)
                 doing = "loading the model"
                 # By itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
                 await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
+                clock.done("engine_import")
                 self._llm = await _built(lambda: self._build(reports), cpus)
+                clock.done("engine_core")
                 self._info = self._describe()
+                clock.done("contract")
                 if self._role != "prefill":
                     doing = "loading the parsers"
                     config = self._llm.vllm_config.model_config
                     self._parsers = await asyncio.to_thread(Parsers, self._spec, self._llm.get_tokenizer(), config)
+                clock.done("parsers")
                 doing = "proving the path of the KV"
                 await prove(self, self._llm.reset_prefix_cache)
+                clock.done("self_test")
+                self._info = msgspec.structs.replace(self._info, start_s=clock.parts_s)
         except TimeoutError as exc:
             await self.close()
             raise Unavailable(f"the engine was not ready within {self._settings.start_timeout_s:g} s: {doing}") from exc
@@ -282,6 +290,18 @@ class VllmEngine:
     async def _served(self, run: Run) -> Served | None:
         """Which tier the run's load came from, where there was one."""
         return await self._tier.served(run.looked.request) if run.looked and run.loaded_tokens else None
+
+
+class _Clock:
+    """What the parts of a start take."""
+
+    def __init__(self) -> None:
+        self.parts_s: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def done(self, part: str) -> None:
+        now = time.monotonic()
+        self.parts_s[part], self._last = now - self._last, now
 
 
 class _TokenTimes:

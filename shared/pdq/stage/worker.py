@@ -27,7 +27,7 @@ from pdq.stage.settlement import Settlement
 from pdq.stage.staging import Staging
 from pdq.stage.watch import Watch
 from pdq.stage.work import ClaimedJob, first_token_ns
-from pdq.telemetry import Metrics, StageSpan, Telemetry
+from pdq.telemetry import Metrics, StageSpan, Start, Telemetry
 
 log = logging.getLogger("pdq.stage")
 
@@ -54,10 +54,12 @@ class StageWorker:
         delegation: Delegation | None = None,
         preference: Preference | None = None,
         staging: Staging | None = None,
+        start: Start | None = None,
     ) -> None:
         """costs: told of what was done. room: told of the KV that prefill hands off. delegation: has prompts
         prefilled for decode; without it decode computes them. preference: which decode jobs are left to others.
-        staging: brought KV near for jobs that waited."""
+        staging: brought KV near for jobs that waited. start: the worker's own, for jobs that waited for it."""
+        self._start = start
         self._costs = costs
         self._room = room
         self._delegation = delegation
@@ -98,6 +100,8 @@ class StageWorker:
             deliveries=delivery.num_delivered,
         ) as span:
             try:
+                if self._start is not None:
+                    self._start.show(span, delivery.stored_ns)
                 if preferred != "none":
                     span.set(preferred=preferred)
                 await self._process(delivery, run, job, span)

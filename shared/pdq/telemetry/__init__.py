@@ -11,5 +11,6 @@ keys never enter a span or a metric.
 from pdq.telemetry.metrics import Metrics
 from pdq.telemetry.provider import Telemetry
 from pdq.telemetry.spans import Span, StageSpan
+from pdq.telemetry.start import Start
 
-__all__ = ["Metrics", "Span", "StageSpan", "Telemetry"]
+__all__ = ["Metrics", "Span", "StageSpan", "Start", "Telemetry"]

@@ -85,6 +85,7 @@ class Metrics:
         self._reason = Label()
         self._cause = Label()
         self._stat = Label()
+        self._part = Label()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -135,6 +136,12 @@ class Metrics:
         self._busy = Gauge("pdq_worker_busy_slots", "Requests being worked on.", registry=registry)
         self._slots = Gauge("pdq_worker_slots", "Requests that can be worked on at one time.", registry=registry)
         self._engine = Gauge("pdq_engine_stat", "What the engine reports of itself.", ("stat",), registry=registry)
+        self._start = Gauge(
+            "pdq_worker_start_seconds",
+            "What the start of this worker took; parts may overlap.",
+            ("part",),
+            registry=registry,
+        )
         self._info = Info("pdq_worker", "Who this is.", registry=registry)
 
     def ended(self, model: str, order: str, outcome: str, seconds: float = 0.0) -> None:
@@ -208,6 +215,11 @@ class Metrics:
     def worker(self, role: str, model: str, engine: str = "") -> None:
         """Say who this is: `pdq_worker_info{role,model,engine,version} 1`."""
         self._info.info({"role": role, "model": self._model.of(model), "engine": engine, "version": __version__})
+
+    def started(self, parts_s: Mapping[str, float]) -> None:
+        """The worker is ready; seconds by part of its start, and `total`."""
+        for part, seconds in parts_s.items():
+            self._start.labels(self._part.of(part)).set(seconds)
 
     def engine(self, stats: Mapping[str, Any]) -> None:
         """Numbers that the engine reports; whatever is not a number is left out."""
