@@ -117,6 +117,9 @@ class RouterSettings(Group, frozen=True, kw_only=True):
     """`auto`: what a handoff takes besides moving its KV."""
     prefill_wait_s: float = 30.0
     """decode-first: how long decode waits for a prefill at most before it computes the prompt itself."""
+    prefill_start_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Where prefill scales from zero: how long its first worker may take to come. What waits for it longer goes on to
+    decode. 0: no worker comes by itself, and while none is alive decode computes all prompts."""
     default_deadline_s: float = 600.0
     default_max_tokens: int = 256
     queue_limit: int = 1_000

@@ -59,6 +59,16 @@ def quick_prefill(**fields: Any) -> OrderInputs:
     return measured(prefill=stage(prompt_tokens_s=4_000.0, **fields), store_bytes_s=4e6, load_bytes_s=4e6)
 
 
+def asleep(prefill_lag_s: float = 0.0, **fields: Any) -> OrderInputs:
+    """No prefill worker is alive; one comes within a minute."""
+    return inputs(prefill=StageInputs(lag_s=prefill_lag_s), prefill_start_s=60.0, **fields)
+
+
+def asleep_measured(prefill_lag_s: float = 0.0, **decode: Any) -> OrderInputs:
+    """As it is with prefill at zero: only decode has measured anything. It computes the prompt in 0.96 s."""
+    return asleep(prefill_lag_s, prompt_tokens=960, handoff_s=0.0, decode=fast(**decode))
+
+
 TABLE: list[tuple[str, OrderInputs, Order, OrderReason]] = [
     # what was asked for stands, whatever else is known
     ("asked, short", inputs(requested=PREFILL, prompt_tokens=1), PREFILL, "requested"),
@@ -80,6 +90,24 @@ TABLE: list[tuple[str, OrderInputs, Order, OrderReason]] = [
     ("auto, no worker, measured", measured(prefill=StageInputs(prompt_tokens_s=1.0)), ONLY, "no_prefill_worker"),
     ("auto, under a chunk", inputs(prompt_tokens=31, short_prompt_tokens=0), ONLY, "short_prompt"),
     ("auto, a chunk", inputs(prompt_tokens=32, short_prompt_tokens=0), PREFILL, "long_prompt"),
+    # prefill scales from zero: until the oldest job has waited for as long as a start takes, a worker is to come
+    ("asleep, set", asleep(default=PREFILL), PREFILL, "default"),
+    ("asleep, set, at the last moment", asleep(59.9, default=PREFILL), PREFILL, "default"),
+    ("asleep, set, and none came", asleep(60.0, default=PREFILL), ONLY, "no_prefill_worker"),
+    ("asleep, set, under a chunk", asleep(default=PREFILL, prompt_tokens=31), ONLY, "short_prompt"),
+    ("asleep, set decode-first", asleep(default=FIRST), ONLY, "no_prefill_worker"),
+    ("asleep, asked decode-first", asleep(requested=FIRST), FIRST, "requested"),
+    ("asleep, auto", asleep(), PREFILL, "long_prompt"),
+    ("asleep, auto, and none came", asleep(60.0), ONLY, "no_prefill_worker"),
+    ("asleep, auto, under the threshold", asleep(prompt_tokens=255), ONLY, "short_prompt"),
+    ("asleep, a chunk cached", asleep(cached_tokens=32), PREFILL, "long_prompt"),
+    # ... auto wakes it where decode would take longer than its start: 60 s + 0.96 s = (1 + 62.5) × 0.96 s
+    ("asleep, decode idle", asleep_measured(), ONLY, "decode_sooner"),
+    ("asleep, 62 streams", asleep_measured(running=62), ONLY, "decode_sooner"),
+    ("asleep, 63 streams", asleep_measured(running=63), PREFILL, "prefill_sooner"),
+    ("asleep, half started", asleep_measured(30.0, running=32), PREFILL, "prefill_sooner"),
+    # decode's own queue is waited in either way
+    ("asleep, decode lags", asleep_measured(lag_s=600.0, waiting=9), ONLY, "decode_sooner"),
     # what is missing is what counts
     ("all but 31 cached", inputs(cached_tokens=969), ONLY, "cached"),
     ("more than all cached", inputs(cached_tokens=2_000), ONLY, "cached"),
@@ -158,6 +186,7 @@ def test_estimates() -> None:
 
 def test_the_log_gets_all_numbers_and_nothing_that_is_not_known() -> None:
     told = decide(inputs(requested=PREFILL)).inputs
+    assert "prefill_start_s" not in told and decide(asleep()).inputs["prefill_start_s"] == 60.0
     assert told["prompt_tokens"] == 1_000 and told["prefill_workers"] == 1 and told["decode_free_slots"] == 4
     assert not [name for name in told if name.startswith("estimate_") or name.endswith(("bytes_s", "tokens_s"))]
     told = decide(measured()).inputs

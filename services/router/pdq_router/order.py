@@ -5,7 +5,7 @@ The first rule that holds decides; its name is the reason. Both go into the requ
 | reason              | order         | rule                                                                       |
 |---------------------|---------------|----------------------------------------------------------------------------|
 | `requested`         | as asked      | the request asks for an order                                              |
-| `no_prefill_worker` | decode-only   | no prefill worker is alive                                                 |
+| `no_prefill_worker` | decode-only   | no prefill worker is alive, and none is to come in time                    |
 | `short_prompt`      | decode-only   | the prompt has no whole chunk, so no KV can move; or (auto) costs are not  |
 |                     |               | known and it lacks less than `short_prompt_tokens` of KV                   |
 | `default`           | the setting   | the router's setting is an order (decode-only comes before the two above)  |
@@ -20,10 +20,16 @@ anything is delegated: perhaps nothing is missing, and if the rest comes late it
 and a decode slot that is held idle while prefill works. So it is chosen only where nothing waits for prefill, and where
 decode has more free slots than prefills are under way: then the idle slot is taken from nobody, as each handoff that
 is coming finds one. In all other cases prefill-first takes one hop less, and holds no slot.
+
+A worker is to come where prefill scales from zero (`prefill_start_s`): what waits for prefill is what wakes it, so if
+nothing were given to prefill while no worker is alive, none would ever be. It is to come in time until the oldest job
+has waited for as long as a start may take. That bounds what is lost where none can come: from then on decode computes
+all prompts. A delegated prefill would hold a decode slot all that time, so decode-first wakes nobody.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -74,10 +80,17 @@ class OrderInputs(msgspec.Struct, frozen=True, kw_only=True):
     short_prompt_tokens: int = 0
     prefill_wait_s: float = 30.0
     """The longest that decode may wait for a delegated prefill."""
+    prefill_start_s: float = 0.0
+    """Prefill scales from zero, and its first worker may take so long to come; 0: none comes by itself."""
 
     @property
     def missing_tokens(self) -> int:
         return max(0, self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def prefill_is_to_come(self) -> bool:
+        """No prefill worker is alive, but one is to come in time."""
+        return not self.prefill.workers and self.prefill.lag_s < self.prefill_start_s
 
 
 class Estimates(NamedTuple):
@@ -100,7 +113,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(inputs: OrderInputs) -> Decision:
     """The order of a request. Equal inputs give equal decisions."""
-    estimates = estimate(inputs)
+    estimates = estimate(_with_coming_worker(inputs) if inputs.prefill_is_to_come else inputs)
     order, reason = _first_rule(inputs, estimates)
     wait_s = _wait_s(inputs, estimates)
     numbers = _numbers(inputs, estimates) | {"prefill_wait_s": wait_s}
@@ -113,7 +126,7 @@ def _first_rule(inputs: OrderInputs, estimates: Estimates | None) -> tuple[Order
         return asked, "requested"
     if asked == "decode-only":
         return asked, "default"
-    if not inputs.prefill.workers:
+    if not inputs.prefill.workers and (asked == "decode-first" or not inputs.prefill_is_to_come):
         return "decode-only", "no_prefill_worker"
     if inputs.prompt_tokens < inputs.chunk_tokens:
         return "decode-only", "short_prompt"
@@ -137,7 +150,23 @@ def _decode_may_look_first(inputs: OrderInputs) -> bool:
     prefill, decode = inputs.prefill, inputs.decode
     likely = inputs.cached_tokens >= inputs.chunk_tokens
     to_spare = decode.free_slots > prefill.running and decode.kv_usage < FULL
-    return likely and to_spare and not prefill.waiting and not decode.waiting
+    return likely and to_spare and prefill.workers > 0 and not prefill.waiting and not decode.waiting
+
+
+def _with_coming_worker(inputs: OrderInputs) -> OrderInputs:
+    """As if the worker that is to come were there, with what is left of its start as its lag.
+
+    What it has not measured is taken to be as fast as decode, and KV to move in no time: little beside a start.
+    """
+    left_s = inputs.prefill_start_s - inputs.prefill.lag_s
+    coming = {"lag_s": left_s, "prompt_tokens_s": inputs.decode.prompt_tokens_s}
+    return msgspec.structs.replace(
+        inputs,
+        prefill=msgspec.structs.replace(inputs.prefill, **coming),
+        kv_bytes_per_token=inputs.kv_bytes_per_token or 1,
+        store_bytes_s=inputs.store_bytes_s or math.inf,
+        load_bytes_s=inputs.load_bytes_s or math.inf,
+    )
 
 
 def estimate(inputs: OrderInputs) -> Estimates | None:
@@ -187,5 +216,5 @@ def _numbers(inputs: OrderInputs, estimates: Estimates | None) -> dict[str, floa
             found[name] = value
     if estimates is not None:
         found |= {f"estimate_{name}": number for name, number in estimates._asdict().items()}
-    unknown = ("_tokens_s", "_bytes_s", "kv_bytes_per_token")
+    unknown = ("_tokens_s", "_bytes_s", "kv_bytes_per_token", "prefill_start_s")
     return {name: round(value, 6) for name, value in found.items() if value or not name.endswith(unknown)}

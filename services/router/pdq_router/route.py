@@ -285,6 +285,7 @@ class Router:
                 handoff_s=settings.handoff_s,
                 short_prompt_tokens=settings.short_prompt_tokens,
                 prefill_wait_s=settings.prefill_wait_s,
+                prefill_start_s=settings.prefill_start_s,
                 **(await self._workers.stages(prepared.spec.slug))._asdict(),
             )
         )
