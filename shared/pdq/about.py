@@ -12,6 +12,7 @@ from pdq import __version__
 from pdq.addresses import is_loopback
 from pdq.engines.base import EngineInfo
 from pdq.kv.contract import read_key
+from pdq.messages import READS
 from pdq.settings import KvSettings
 
 CONTRACT = "contract."
@@ -30,6 +31,7 @@ def about(info: EngineInfo, kv: KvSettings) -> dict[str, str]:
         "host": socket.gethostname(),
         "pdq": __version__,
         "python": platform.python_version(),
+        "messages.reads": str(READS),
         "kv.key": hashlib.sha256(read_key(kv.key_file)).hexdigest()[:KEY_DIGITS] if kv.key_file else "none",
     }
     if "lmcache" in info.contract_fields:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
-from pdq.errors import PdqError, Rejected, Unavailable
+from pdq.errors import NewerVersion, PdqError, Rejected, Unavailable
 from pdq.log import Transcript, to_event
 from pdq.messages import CancelReply, Event, PurgeReply, ReadPage, ReadRequest, State, decode_json, encode_json
 
@@ -106,7 +106,8 @@ class Client:
         page = decode_json(answer, ReadPage)
         if page.error is None:
             return page
-        if page.error.code == Unavailable.code:
+        if page.error.code in (Unavailable.code, NewerVersion.code):
+            # Another router may be of another build.
             raise Unavailable(page.error.message)
         raise Rejected(page.error.message, code=page.error.code)
 

@@ -7,6 +7,7 @@ PdqError
 ├── Retryable           the same work may succeed later or elsewhere
 │   ├── Unavailable     the broker, an engine or a tier does not answer in time
 │   │   └── NotStored   the broker answers, but does not store: its disk is full, say
+│   ├── NewerVersion    a message of a newer version than this build reads; another build reads it
 │   ├── QueueFull       a queue refuses more work for now
 │   └── OverLimit       a tenant is at one of its limits for now
 ├── WrongSequence       a compare-and-set write that lost: read again, then decide
@@ -68,6 +69,16 @@ class NotStored(Unavailable):
     takes it. The message is in doubt."""
 
     code = "not_stored"
+
+
+class NewerVersion(Retryable):
+    """A message that only a newer build can read: left alone, or given back, so that one does (docs/upgrades.md)."""
+
+    code = "newer_version"
+
+
+UNREADABLE = (NotDecodable, NewerVersion)
+"""What decoding a message raises."""
 
 
 class QueueFull(Retryable):

@@ -2,23 +2,27 @@
 
 Jobs between services are msgpack. The request log is JSON, so that ten lines in any language can read it.
 Token ids travel as packed little-endian uint32 (`pack_ids`); KV never travels here, only references to it.
-Fields added later have defaults, and decoders ignore fields they do not know, so that versions can meet.
+Fields added later have defaults, and decoders ignore fields they do not know: so a version's builds meet. What an older
+build would misread raises the version (docs/upgrades.md).
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pdq.errors import NotDecodable
+from pdq.errors import NewerVersion, NotDecodable
 
 VERSION = 1
-"""Version of every message below. A reader refuses a message of a newer version, by name."""
+"""What this build writes. A message that names no version is of version 1, for ever."""
+READS = 1
+"""The newest version that this build reads. A version is read by one release before any writes it: docs/upgrades.md."""
 
 Order = Literal["prefill-first", "decode-first", "decode-only"]
 AskedOrder = Literal["auto", "prefill-first", "decode-first", "decode-only"]
@@ -128,7 +132,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="prefill"):
     """Compute the KV of a prompt and make it readable; then publish the handoff (a `DecodeJob`)."""
 
-    v: int = VERSION
+    v: int = 1
     request: str
     tenant: str
     model: str
@@ -147,7 +151,7 @@ class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decode"):
     """Generate the answer. With a promise this is the handoff: KV can be read; without, compute it here."""
 
-    v: int = VERSION
+    v: int = 1
     request: str
     tenant: str
     model: str
@@ -227,7 +231,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request has exactly one terminal event, which is its last.
     """
 
-    v: int = VERSION
+    v: int = 1
     event: StateEvent
     nonce: str
     """Made anew for each write: a writer whose acknowledgement was lost knows its own record by it."""
@@ -338,7 +342,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     which has the model's markup in it. Elsewhere none has, and `text` is the content.
     """
 
-    v: int = VERSION
+    v: int = 1
     attempt: int
     choice: int = 0
     index: int
@@ -374,7 +378,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What operators find in PDQ_DEAD: the message that could not be served, and why."""
 
-    v: int = VERSION
+    v: int = 1
     stage: str
     subject: str
     request: str
@@ -403,7 +407,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's entry in the PDQ_WORKERS bucket, alive as long as its beats come."""
 
-    v: int = VERSION
+    v: int = 1
     worker: str
     stage: StageName
     model: str
@@ -421,12 +425,12 @@ class WorkerBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DrainReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker's answer to a drain: it takes no more jobs, and how many it still works on."""
 
-    v: int = VERSION
+    v: int = 1
     worker: str
     busy: int
 
 
-class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Body of a request to `pdq.read.<tenant>.<request>`: events after a sequence."""
 
     after: int = 0
@@ -444,7 +448,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ReadPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Answer of the read endpoint. `more` says that another page follows `events[-1].seq`."""
 
-    v: int = VERSION
+    v: int = 1
     events: tuple[Event, ...] = ()
     more: bool = False
     error: ErrorInfo | None = None
@@ -453,7 +457,7 @@ class ReadPage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CancelReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Answer of the cancel endpoint: the state the request is in now."""
 
-    v: int = VERSION
+    v: int = 1
     state: State | None = None
     error: ErrorInfo | None = None
 
@@ -478,7 +482,7 @@ class PurgeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `event` is empty where only dead letters, or nothing but strays, were left of it.
     """
 
-    v: int = VERSION
+    v: int = 1
     event: str = ""
     removed: Removed = Removed()
     error: ErrorInfo | None = None
@@ -491,36 +495,46 @@ _to_json = msgspec.json.Encoder()
 
 
 def encode_job(job: Job) -> bytes:
-    return _to_msgpack.encode(job)
+    return _to_msgpack.encode(_stamped(job))
 
 
 def decode_job(data: bytes, kind: type[T]) -> T:
-    """A job of the expected kind. Raises NotDecodable, also for a newer version."""
-    try:
-        job = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise NotDecodable(f"not a {kind.__name__}: {exc}") from exc
-    return _known_version(job)
+    """A job of the expected kind. Raises NotDecodable or NewerVersion."""
+    return _decoded(msgspec.msgpack.decode, data, kind)
 
 
 def encode_json(message: Any) -> bytes:
-    return _to_json.encode(message)
+    return _to_json.encode(_stamped(message))
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """A JSON record of the expected kind. Raises NotDecodable, also for a newer version."""
+    """A JSON record of the expected kind. Raises NotDecodable or NewerVersion."""
+    return _decoded(msgspec.json.decode, data, kind)
+
+
+def _stamped(message: Any) -> Any:
+    """The message with the version that this build writes, whatever the one it was made of had."""
+    if getattr(message, "v", VERSION) == VERSION:
+        return message
+    return msgspec.structs.replace(message, v=VERSION)
+
+
+class _Versioned(msgspec.Struct):
+    v: int = 1
+
+
+def _decoded(decode: Callable[..., Any], data: bytes, kind: type[T]) -> T:
     try:
-        message = msgspec.json.decode(data, type=kind)
+        message: T = decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            # What a newer version has changed may not even fit.
+            _check_version(kind, decode(data, type=_Versioned).v)
         raise NotDecodable(f"not a {kind.__name__}: {exc}") from exc
-    return _known_version(message)
-
-
-def _known_version(message: T) -> T:
-    version = getattr(message, "v", VERSION)
-    if version > VERSION:
-        raise NotDecodable(
-            f"{type(message).__name__} has version {version}; this build knows {VERSION}",
-            code="newer_version",
-        )
+    _check_version(kind, getattr(message, "v", 1))
     return message
+
+
+def _check_version(kind: type[msgspec.Struct], version: int) -> None:
+    if version > READS:
+        raise NewerVersion(f"{kind.__name__} has version {version}; this build reads {READS}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.client import ORDER_HEADER, REPLAY_HEADER, Client, Submitted, new_request_id
-from pdq.errors import NotDecodable, Rejected, Unavailable
+from pdq.errors import UNREADABLE, Rejected, Unavailable
 from pdq.messages import (
     DeadLetter,
     DecodeJob,
@@ -40,7 +40,7 @@ async def workers(bus: Bus) -> list[WorkerBeat]:
     beats = []
     for stored in await bus.read(subjects.WORKERS, subjects.ALL_WORKERS, limit=10_000):
         # A worker of a newer version may beat in a way that this one cannot read.
-        with contextlib.suppress(NotDecodable):
+        with contextlib.suppress(*UNREADABLE):
             beats.append(decode_json(stored.data, WorkerBeat))
     return beats
 

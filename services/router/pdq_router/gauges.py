@@ -15,7 +15,7 @@ from typing import Any
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.errors import NotDecodable, Unavailable
+from pdq.errors import UNREADABLE, Unavailable
 from pdq.messages import LANES, StageName, WorkerBeat, decode_json
 from pdq.telemetry.broker import ANY, BrokerMetrics, Queue, Reading, StageLoad, Stream, contracts_of
 
@@ -133,7 +133,7 @@ class Gauges:
             page = await self._bus.read(subjects.WORKERS, subjects.workers_of(stage, model), after=after, limit=PAGE)
             for stored in page:
                 after = stored.seq
-                with contextlib.suppress(NotDecodable):
+                with contextlib.suppress(*UNREADABLE):
                     beats.append(decode_json(stored.data, WorkerBeat))
             more = len(page) == PAGE
         return StageLoad(

@@ -48,6 +48,7 @@ class Reaper:
                 await self._due(delivery)
         except Retryable as exc:
             log.warning("reaper: %s", exc)
+            self._metrics.gave_back("reap", exc.code)
             await delivery.nak_for_now()
 
     async def _due(self, delivery: Delivery) -> None:

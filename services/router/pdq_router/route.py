@@ -128,6 +128,7 @@ class Router:
 
     def _read(self, delivery: Delivery) -> tuple[Submit, Rejected | None]:
         """The submit, and what is wrong with its headers. A bad name fails under the sequence's name."""
+                self._metrics.gave_back("route", exc.code)
         where = subjects.parse_submit(delivery.subject)
         known: dict[str, Any] = {
             "request": prepare.sequence_id(delivery.seq),

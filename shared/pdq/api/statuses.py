@@ -13,7 +13,7 @@ status  codes
 431     headers_too_large: the line and the headers of a request
 499     cancelled, by somebody else than its own client. nginx's status: clients try a 409 or a 5xx again
 500     anything else that the request ended with, or a fault of the server's own
-503     unavailable, not_stored: no broker, router or engine answers
+503     unavailable, not_stored: no broker, router or engine answers; newer_version: this gateway is too old for it
 504     deadline_exceeded
 """
 
@@ -43,6 +43,7 @@ STATUS: dict[str, int] = {
     "headers_too_large": 431,
     "cancelled": 499,
     "unavailable": 503,
+    "newer_version": 503,
     "not_stored": 503,
     "deadline_exceeded": 504,
 }

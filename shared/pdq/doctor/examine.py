@@ -64,6 +64,7 @@ CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     clocks.workers,
     versions.nats_server,
     versions.workers,
+    versions.messages,
     versions.lmcache_servers,
     versions.installed,
     versions.neighbours,

@@ -54,6 +54,8 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     """This machine's clock less the broker's; None: it could not be compared."""
     rtt_s: float = 0.0
     workers: tuple[Worker, ...] = ()
+    newer: tuple[str, ...] = ()
+    """Live workers whose beats only a newer pdq reads, by name."""
     monitoring: dict[str, Any] | None = None
     """`/jsz` of its monitoring port, where that was given."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pdq import __version__
 from pdq.doctor.facts import Facts
 from pdq.doctor.finding import Finding, fail, ok, warn
+from pdq.messages import READS, VERSION
 
 NATS_SERVER = (2, 12)
 """The first with scheduled messages: deadlines are timers of the broker."""
@@ -56,9 +57,39 @@ def _compared(model: str, name: str, by_worker: dict[str, str]) -> Finding:
         subject=model,
         value=" | ".join(versions),
         limit="equal",
-        trap="messages of a newer version are refused by an older worker; numbers of another torch may differ",
+        trap="a second attempt may compute another answer, and fails then; numbers of another torch may differ",
         cure="one image for all services; while versions are being rolled, wait for the end of it",
     )
+
+
+def messages(facts: Facts) -> Iterator[Finding]:
+    """The versions of messages: what is written against what each worker reads."""
+    broker = facts.broker
+    if broker is None or not (broker.workers or broker.newer):
+        return
+    for name in broker.newer:
+        yield warn(
+            "version.messages",
+            f"{name} writes messages that pdq {__version__} here cannot read",
+            subject=name,
+            limit=f"version {READS}",
+            trap="this report leaves it out, and clients of this version cannot read its answers",
+            cure="the newest pdq of the fleet here; docs/upgrades.md",
+        )
+    written = max((VERSION, *(worker.beat.v for worker in broker.workers)))
+    behind = [worker for worker in broker.workers if int(worker.beat.about.get("messages.reads", 1)) < written]
+    for worker in behind:
+        yield warn(
+            "version.messages",
+            f"others write messages of version {written}, and {worker.name} does not read them",
+            subject=worker.name,
+            value=worker.beat.about.get("messages.reads", "1"),
+            limit=f">= {written}",
+            trap="it gives such work back, and its part of it waits",
+            cure="upgrade it; a release that reads a version comes before one that writes it: docs/upgrades.md",
+        )
+    if not behind and not broker.newer:
+        yield ok("version.messages", f"every worker reads what is written: version {written}", value=str(written))
 
 
 def installed(facts: Facts) -> Iterator[Finding]:

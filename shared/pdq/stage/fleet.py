@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.errors import NotDecodable
+from pdq.errors import UNREADABLE
 from pdq.messages import StageName, WorkerBeat, decode_json
 
 FRESH_S = 1.0
@@ -63,7 +63,7 @@ class Fleet:
             for stored in page:
                 after = stored.seq
                 # A worker of a newer version may beat in a way that this one cannot read.
-                with contextlib.suppress(NotDecodable):
+                with contextlib.suppress(*UNREADABLE):
                     beats.append(decode_json(stored.data, WorkerBeat))
             more = len(page) == PAGE
         return tuple(beats)

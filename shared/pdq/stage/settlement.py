@@ -13,6 +13,7 @@
 | stopping (drain)             | `released` (`drain`)                         | nak at once      |
 | anything else                | `released` (`error`)                         | nak with backoff |
 | ... for the last time        | `failed` (the last error), dead letter       | term             |
+| a newer version met          | nothing: a newer build goes on               | nak for now      |
 
 A prefill that decode has delegated never ends its request: where this table says `failed` it writes `local`, and where
 it says `cancelled` or `expired` it writes nothing, as decode does.
@@ -31,7 +32,7 @@ from collections.abc import Callable
 import msgspec
 
 from pdq.bus import Bus
-from pdq.errors import Interrupted, PdqError, Rejected
+from pdq.errors import Interrupted, NewerVersion, PdqError, Rejected
 from pdq.log import Entry, RequestLog, follow
 from pdq.messages import DecodeJob, ErrorInfo, Job, PrefillJob, Promise, StageName, State
 from pdq.stage import claims
@@ -75,6 +76,8 @@ class Settlement:
                 await self._hand_off(work, result)
             case Answer():
                 await self._finish(work, result)
+            case NewerVersion():
+                raise result
             case Rejected():
                 await self._fail(work, ErrorInfo(code=result.code, message=str(result), param=result.param))
             case Interrupted(cause="cancelled" | "expired" as cause) if self._delegated(work.state):

@@ -22,7 +22,7 @@ import msgspec
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
-from pdq.errors import NotDecodable
+from pdq.errors import UNREADABLE
 from pdq.messages import TERMINAL, DecodeJob, Lane, Priority, Promise, decode_job
 from pdq.stage.fleet import Fleet
 from pdq.telemetry import Metrics
@@ -190,7 +190,7 @@ class Staging:
                 return None
             stored = await self._bus.last(subjects.DECODE, subject)
             if stored is not None:
-                with contextlib.suppress(NotDecodable):
+                with contextlib.suppress(*UNREADABLE):
                     return decode_job(stored.data, DecodeJob)
                 return None
             await asyncio.sleep(JOB_PAUSE_S)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
-from pdq.errors import NotDecodable
+from pdq.errors import UNREADABLE
 from pdq.log import UNREAD, Entry, Known
 from pdq.messages import StageName, State, decode_json
 from pdq.stage import claims
@@ -43,7 +43,7 @@ class Heard:
                 await self._came.wait()
         self._came.clear()
         stored, self._newest = self._newest, None
-        with contextlib.suppress(NotDecodable):
+        with contextlib.suppress(*UNREADABLE):
             return Entry(stored.seq, decode_json(stored.data, State)) if stored is not None else None
         return None
 
@@ -91,7 +91,7 @@ class Watch:
     def heard(self, tenant: str, request: str) -> Known:
         """What was last heard of a request's state; it is forgotten here."""
         seq, data = self._heard.pop((tenant, request), (0, b""))
-        with contextlib.suppress(NotDecodable):
+        with contextlib.suppress(*UNREADABLE):
             return Entry(seq, decode_json(data, State)) if seq else UNREAD
         return UNREAD
 
@@ -116,7 +116,7 @@ class Watch:
     def _judge(self, stored: Stored, stage: StageName, run: Run, attempt: int) -> None:
         try:
             state = decode_json(stored.data, State)
-        except NotDecodable as exc:
+        except UNREADABLE as exc:
             log.warning("unreadable state record %s: %s", stored.seq, exc)
             return
         if state.event == "cancelling":

@@ -13,7 +13,7 @@ from typing import Any
 from pdq import subjects
 from pdq.bus import Bus, Delivery, Outbox
 from pdq.engines.base import Tokens
-from pdq.errors import NotDecodable, PdqError, Retryable
+from pdq.errors import NewerVersion, NotDecodable, PdqError, Retryable
 from pdq.log import Entry, OutputWriter, RequestLog, Transcript
 from pdq.messages import DecodeJob, Job, PrefillJob, StageName, State, decode_job
 from pdq.stage import claims, recovery
@@ -106,20 +106,26 @@ class StageWorker:
                     span.set(preferred=preferred)
                 await self._process(delivery, run, job, span)
             except Retryable as exc:
-                # The broker did not take our word; the state decides when the message comes again.
+                # The broker did not take our word, or a newer build's is beyond us: whoever is given the message next
+                # goes by the state.
                 log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request})
                 span.fail(exc.code, str(exc))
+                self._metrics.gave_back(self.stage, exc.code)
                 await delivery.nak_for_now()
 
-    def _read(self, delivery: Delivery, where: subjects.JobSubject) -> Job | NotDecodable:
+    def _read(self, delivery: Delivery, where: subjects.JobSubject) -> Job | NotDecodable | NewerVersion:
         try:
             job = decode_job(delivery.data, KINDS[self.stage])
             _check_subject(job, where)
-        except NotDecodable as exc:
+        except (NotDecodable, NewerVersion) as exc:
             return exc
         return job
 
-    async def _process(self, delivery: Delivery, run: Run, job: Job | NotDecodable, span: StageSpan) -> None:
+    async def _process(
+        self, delivery: Delivery, run: Run, job: Job | NotDecodable | NewerVersion, span: StageSpan
+    ) -> None:
+        if isinstance(job, NewerVersion):
+            raise job
         if isinstance(job, NotDecodable):
             span.fail(job.code, str(job))
             await self._settlement.unclaimed.undecodable(delivery, job)

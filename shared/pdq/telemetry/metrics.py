@@ -104,6 +104,7 @@ class Metrics:
         for stage in get_args(StageName):
             # From 0 on: an increase from nothing to 1 is none to Prometheus.
             self._redeliveries.labels(stage)
+        self._given_back = counter("pdq_given_back", "Messages left for later or others, and why.", "stage", "cause")
         self._preferred = counter(
             "pdq_decode_preference", "Jobs that preferred a worker, and what it came to.", "result"
         )
@@ -160,6 +161,10 @@ class Metrics:
 
     def redelivered(self, stage: str) -> None:
         self._redeliveries.labels(self._stage.of(stage)).inc()
+
+    def gave_back(self, stage: str, cause: str) -> None:
+        """A message that could not be worked on now, or here: `cause` is the error's code."""
+        self._given_back.labels(self._stage.of(stage), self._cause.of(cause)).inc()
 
     def preferred(self, result: str) -> None:
         """A job that prefers a worker was delivered here: `kept`, `passed` or `spilled` (`pdq.stage.preference`)."""

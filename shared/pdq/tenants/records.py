@@ -14,8 +14,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdq.messages import VERSION
-
 KEY_BYTES = 32
 KEY_BEGIN = "pdq_"
 LONGEST_KEY_CHARS = 200
@@ -49,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    v: int = VERSION
+    v: int = 1
     tenant: str
     created: float
     """Unix seconds, as all times here."""
@@ -59,7 +57,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    v: int = VERSION
+    v: int = 1
     tenant: str
     prefix: str
     """Its first characters."""

@@ -13,7 +13,7 @@ import msgspec
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
-from pdq.errors import NotDecodable, Rejected, Unavailable, WrongSequence
+from pdq.errors import UNREADABLE, Rejected, Unavailable, WrongSequence
 from pdq.messages import decode_json, encode_json
 from pdq.tenants.records import LONGEST_LABEL_CHARS, PREFIX_CHARS, KeyRecord, Limits, TenantRecord, digest_of, new_key
 
@@ -176,7 +176,7 @@ def record_of(stored: Stored) -> TenantRecord | KeyRecord | None:
         return None
     try:
         return decode_json(stored.data, kind)
-    except NotDecodable:
+    except UNREADABLE:
         return None
 
 

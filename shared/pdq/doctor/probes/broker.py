@@ -15,7 +15,7 @@ from pdq import subjects
 from pdq.bus import Bus
 from pdq.bus.wire import ApiError
 from pdq.doctor.facts import Broker, Worker
-from pdq.errors import NotDecodable, Unavailable
+from pdq.errors import NewerVersion, NotDecodable, Unavailable
 from pdq.messages import WorkerBeat, decode_json
 from pdq.settings import LimitSettings
 
@@ -43,7 +43,7 @@ async def ask(bus: Bus, limits: LimitSettings, models: Sequence[str], monitor: s
     names = [config["name"] for config in subjects.streams(sizes)]
     wanted = [(stream, config["durable_name"]) for stream, config in subjects.consumers(sizes, list(models))]
     clock = await _clock(bus, subjects.LOG)
-    streams, consumers, workers, monitoring = await asyncio.gather(
+    streams, consumers, (workers, newer), monitoring = await asyncio.gather(
         asyncio.gather(*(bus.stream_info(name) for name in names)),
         asyncio.gather(*(bus.consumer_info(*pair) for pair in wanted)),
         _workers(bus),
@@ -58,6 +58,7 @@ async def ask(bus: Bus, limits: LimitSettings, models: Sequence[str], monitor: s
         skew_s=clock.skew_s,
         rtt_s=clock.rtt_s,
         workers=workers,
+        newer=newer,
         monitoring=monitoring,
     )
 
@@ -86,18 +87,23 @@ async def _clock(bus: Bus, stream: str) -> Clock:
     return min(clocks, key=lambda clock: clock.rtt_s)
 
 
-async def _workers(bus: Bus) -> tuple[Worker, ...]:
+async def _workers(bus: Bus) -> tuple[tuple[Worker, ...], tuple[str, ...]]:
+    """Those that can be read, and the names of those that only a newer pdq reads."""
     try:
         stored = await bus.read(subjects.WORKERS, subjects.ALL_WORKERS, limit=MAX_WORKERS)
     except Unavailable:
         if await bus.stream_info(subjects.WORKERS) is None:
-            return ()
+            return (), ()
         raise
-    found = []
+    found, newer = [], set()
     for one in stored:
         with contextlib.suppress(NotDecodable):
-            found.append(Worker(beat=decode_json(one.data, WorkerBeat), stored_s=one.time_s))
-    return tuple(sorted(found, key=lambda worker: (worker.beat.model, worker.beat.stage, worker.beat.worker)))
+            try:
+                found.append(Worker(beat=decode_json(one.data, WorkerBeat), stored_s=one.time_s))
+            except NewerVersion:
+                newer.add(one.subject.rpartition(".")[2])
+    found.sort(key=lambda worker: (worker.beat.model, worker.beat.stage, worker.beat.worker))
+    return tuple(found), tuple(sorted(newer))
 
 
 async def _monitoring(url: str) -> dict[str, Any] | None:
