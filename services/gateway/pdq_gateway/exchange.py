@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdq.client import Client
-from pdq.errors import PdqError, Unavailable
+from pdq.errors import NewerVersion, PdqError, Unavailable
 from pdq.telemetry import Span
 
 from pdq_gateway.answering import GRACE_S, Answer, Steps
@@ -141,9 +141,9 @@ class Exchange:
     # ---- its end
 
     def _is_lost(self, error: PdqError) -> bool:
-        """Whether nobody will ask for what may still run. A client tries again what is `unavailable`; under an
-        idempotency key it then finds this very request."""
-        if isinstance(error, Unavailable):
+        """Whether nobody will ask for what may still run. A client tries again what is `unavailable`, or newer than this
+        build; under an idempotency key it then finds this very request."""
+        if isinstance(error, Unavailable | NewerVersion):
             return not self._ask.named and not self._ask.background
         return error.code != "duplicate_id"
 
