@@ -27,10 +27,13 @@ WORKERS = "KV_PDQ_WORKERS"
 """The stream behind the key-value bucket PDQ_WORKERS."""
 TENANTS = "KV_PDQ_TENANTS"
 """The stream behind the key-value bucket PDQ_TENANTS."""
+EDGE = "PDQ_EDGE"
+"""The stream of a site, where requests wait for the uplink."""
 
 STAGE_STREAM: dict[StageName, str] = {"prefill": PREFILL, "decode": DECODE}
 ROUTER_CONSUMER = "router"
 REAPER_CONSUMER = "reaper"
+FORWARDER_CONSUMER = "forwarder"
 
 ALL_WORKERS = "$KV.PDQ_WORKERS.>"
 ALL_TENANTS = "$KV.PDQ_TENANTS.>"
@@ -59,6 +62,16 @@ def slug(name: str) -> str:
 
 def submit(tenant: str, model: str) -> str:
     return f"pdq.submit.{tenant}.{model}"
+
+
+def edge_submit(model: str) -> str:
+    """Where a submit waits at a site; its clients publish to `submit`, as they do at the hub."""
+    return f"edge.submit.{model}"
+
+
+def hub_submit(model: str) -> str:
+    """At a site, the hub's submit subject of this site."""
+    return f"hub.submit.{model}"
 
 
 class SubmitSubject(NamedTuple):

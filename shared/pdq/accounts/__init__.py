@@ -8,6 +8,22 @@ the broker replaces the reply subject, so that nobody can make it write its answ
 from pdq.accounts.config import render
 from pdq.accounts.keyring import Keyring
 from pdq.accounts.keys import public_key
-from pdq.accounts.roles import ASKING, ROLES, WORKING, Asking, Role, Working
+from pdq.accounts.roles import ASKING, ROLES, SITE_ROLES, WORKING, Asking, Role, SiteRole, Working
+from pdq.accounts.site import Uplink, render_listener, render_site
 
-__all__ = ["ASKING", "ROLES", "WORKING", "Asking", "Keyring", "Role", "Working", "public_key", "render"]
+__all__ = [
+    "ASKING",
+    "ROLES",
+    "SITE_ROLES",
+    "WORKING",
+    "Asking",
+    "Keyring",
+    "Role",
+    "SiteRole",
+    "Uplink",
+    "Working",
+    "public_key",
+    "render",
+    "render_listener",
+    "render_site",
+]

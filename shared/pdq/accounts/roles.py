@@ -1,6 +1,7 @@
 """What each role may do. Pure.
 
 The roles that work on requests publish and subscribe in the account PDQ. The others ask from accounts of their own.
+A site has a broker of its own, with fewer roles: what they may do ends at the site's own requests.
 A call of JetStream's API that names its target in its body (a purge, a read of a range) cannot be narrowed to less than
 a stream.
 """
@@ -18,6 +19,10 @@ Role = Literal[Working, Asking]
 WORKING: tuple[Working, ...] = get_args(Working)
 ASKING: tuple[Asking, ...] = get_args(Asking)
 ROLES: tuple[Role, ...] = (*WORKING, *ASKING)
+SiteAsking = Literal["client", "gateway", "operator", "init"]
+SiteRole = Literal["forwarder", SiteAsking]
+SITE_ASKING: tuple[SiteAsking, ...] = get_args(SiteAsking)
+SITE_ROLES: tuple[SiteRole, ...] = ("forwarder", *SITE_ASKING)
 
 STAGE_STREAMS = tuple(subjects.STAGE_STREAM.values())
 ALL_STATES = "pdq.log.*.*.state"
@@ -58,7 +63,7 @@ def asking(role: Asking) -> Imports:
     """What a role outside PDQ may ask of it."""
     match role:
         case "gateway":
-            return _gateway()
+            return _gateway("*")
         case "operator":
             return _operator()
         case "init":
@@ -73,6 +78,25 @@ def tenant(name: str) -> Imports:
         calls=tuple(make(name, "*") for make in (subjects.submit, subjects.read, subjects.cancel, subjects.purge)),
         streams=(f"pdq.live.{name}.>",),
     )
+
+
+def forwarder() -> Rights:
+    """The rights of the forwarder at a site: to take what waits there, and to submit it at the hub."""
+    waiting = (_api("STREAM.INFO", subjects.EDGE), *_pulls(subjects.EDGE, subjects.FORWARDER_CONSUMER))
+    return Rights(publish=(*waiting, subjects.hub_submit("*")), subscribe=())
+
+
+def site_asking(role: SiteAsking, site: str) -> Imports:
+    """What a role at a site may ask: of the site's own requests, and of the site's own broker."""
+    match role:
+        case "client":
+            return tenant(site)
+        case "gateway":
+            return _gateway(site)
+        case "operator":
+            return _site_operator(site)
+        case "init":
+            return _site_init()
 
 
 def _router() -> Rights:
@@ -121,12 +145,12 @@ def _stage(stage: StageName) -> Rights:
     )
 
 
-def _gateway() -> Imports:
-    """It asks for any tenant: whose a request is it knows by the API keys."""
+def _gateway(whose: str) -> Imports:
+    """At the hub it asks for any tenant: whose a request is it knows by the API keys."""
     return Imports(
-        calls=(INFO, *tenant("*").calls, _api("STREAM.INFO", subjects.TENANTS)),
+        calls=(INFO, *tenant(whose).calls, _api("STREAM.INFO", subjects.TENANTS)),
         ranges=_ranges(subjects.TENANTS),
-        streams=tenant("*").streams,
+        streams=tenant(whose).streams,
     )
 
 
@@ -154,6 +178,30 @@ def _init() -> Imports:
             INFO,
             *(_api(verb, "*") for verb in verbs),
             *(_api(verb, "*.*") for verb in ("CONSUMER.INFO", "CONSUMER.DURABLE.CREATE")),
+        )
+    )
+
+
+def _site_operator(site: str) -> Imports:
+    """Asks for the site, sees what waits there, and keeps the API keys of the site's own gateway."""
+    return Imports(
+        calls=(*_looks(), *tenant(site).calls, *_reads(subjects.TENANTS), subjects.ALL_TENANTS),
+        ranges=_ranges(subjects.TENANTS),
+        streams=tenant(site).streams,
+    )
+
+
+def _site_init() -> Imports:
+    """As `_init`, for the streams of a site and no others."""
+    verbs, consumer = (
+        ("STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE"),
+        f"{subjects.EDGE}.{subjects.FORWARDER_CONSUMER}",
+    )
+    return Imports(
+        calls=(
+            INFO,
+            *(_api(verb, stream) for verb in verbs for stream in (subjects.EDGE, subjects.TENANTS)),
+            *(_api(verb, consumer) for verb in ("CONSUMER.INFO", "CONSUMER.DURABLE.CREATE")),
         )
     )
 
