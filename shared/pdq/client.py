@@ -26,6 +26,13 @@ PRIORITY_HEADER = "Pdq-Priority"
 ORDER_HEADER = "Pdq-Order"
 REPLAY_HEADER = "Pdq-Replay-Of"
 
+SITE_SEQ_HEADER = "Pdq-Site-Seq"
+"""Of a request that came by way of a site: its sequence there, which names it unless it has a name."""
+SITE_TIME_HEADER = "Pdq-Site-Time"
+"""When the site's broker stored it, Unix seconds: its deadline counts from then."""
+SITE_TOO_LARGE_HEADER = "Pdq-Site-Too-Large"
+"""Bytes of a body that the hub does not take: the request comes without it, to fail."""
+
 ENDPOINT_TIMEOUT_S = 5.0
 PURGE_TIMEOUT_S = 15.0
 """A purge cancels first, and looks for the request among those that wait."""
@@ -83,8 +90,9 @@ class Client:
     ) -> Submitted:
         """Publish an OpenAI-shaped body to the submit subject of a model (its slug).
 
-        Without `request` the broker's sequence names it. Named, it can be repeated after an error in
-        doubt: an id is accepted once. Raises Rejected (too large), QueueFull or Unavailable.
+        Without `request` its sequence names it, at the broker that acknowledged: the hub's, or a site's own. Named, it
+        can be repeated after an error in doubt: an id is accepted once. Raises Rejected (too large), QueueFull or
+        Unavailable.
         """
         sent = dict(headers or {})
         if request:
@@ -97,7 +105,7 @@ class Client:
             sent[ORDER_HEADER] = order
         subject = subjects.submit(self.tenant, subjects.slug(model))
         ack = await self._bus.publish(subject, body, headers=sent, timeout_s=timeout_s)
-        return Submitted(request or f"s-{ack.seq}", ack.seq)
+        return Submitted(request or subjects.sequence_name(ack.stream, ack.seq), ack.seq)
 
     async def read(self, request: str, *, after: int = 0, limit: int = 256) -> ReadPage:
         """One page of a request's events after a sequence. Raises Unavailable, or Rejected."""

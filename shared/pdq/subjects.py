@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 from pdq.messages import LANES, Lane, StageName
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-RESERVED_REQUEST = re.compile(r"s-\d+\Z")
+RESERVED = re.compile(r"s-|e-\d+\Z")
+"""How names begin, or look, that only a broker's acknowledgement gives to requests."""
 
 SUBMIT = "PDQ_SUBMIT"
 PREFILL = "PDQ_PREFILL"
@@ -45,10 +47,23 @@ PURGE_ALL = "pdq.purge.*.*"
 
 NANOSECONDS = 1_000_000_000
 
+EDGE_ROOM_BYTES = 1 << 10
+"""What a request's headers may grow by from its site to the hub's stream, the broker's own included."""
+
 
 def is_token(text: str) -> bool:
     """Whether `text` may stand in a subject as one token."""
     return TOKEN.match(text) is not None
+
+
+def is_reserved(name: str) -> bool:
+    """Whether only a broker may give a request this name."""
+    return RESERVED.match(name) is not None
+
+
+def sequence_name(stream: str, seq: int | str) -> str:
+    """The name of a request that has none of its own, by the acknowledgement of its publish."""
+    return f"{'e' if stream == EDGE else 's'}-{seq}"
 
 
 def slug(name: str) -> str:
@@ -72,6 +87,12 @@ def edge_submit(model: str) -> str:
 def hub_submit(model: str) -> str:
     """At a site, the hub's submit subject of this site."""
     return f"hub.submit.{model}"
+
+
+def parse_edge_submit(subject: str) -> str:
+    """The model."""
+    _, _, model = subject.split(".")
+    return model
 
 
 class SubmitSubject(NamedTuple):
@@ -221,24 +242,55 @@ class Limits(NamedTuple):
     replicas: int
 
 
+def _stream(limits: Limits, name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": subjects,
+        "storage": "file",
+        "num_replicas": limits.replicas,
+        "discard": "new",
+        "max_msg_size": limits.max_msg_bytes,
+        "duplicate_window": _ns(120),
+        **more,
+    }
+
+
+def _submits(limits: Limits, name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
+    """A queue of what clients publish."""
+    return _stream(
+        limits,
+        name,
+        subjects,
+        retention="workqueue",
+        max_msgs_per_subject=limits.submit_per_subject,
+        discard_new_per_subject=True,
+        max_bytes=limits.queue_max_bytes,
+        # Ids of a stream are shared by its tenants, so submits carry none and the window is the least allowed.
+        duplicate_window=_ns(0.1),
+        **more,
+    )
+
+
+def _tenants(limits: Limits) -> dict[str, Any]:
+    return _stream(
+        limits,
+        TENANTS,
+        [ALL_TENANTS],
+        retention="limits",
+        # Nothing in it ends by age: a key that is revoked stays, and says so.
+        max_msgs_per_subject=1,
+        max_bytes=64 << 20,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+
+
 def streams(limits: Limits) -> list[dict[str, Any]]:
     """Configuration of every stream, in the order they are made."""
     age = _ns(limits.log_age_s)
-
-    def stream(name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
-        return {
-            "name": name,
-            "subjects": subjects,
-            "storage": "file",
-            "num_replicas": limits.replicas,
-            "discard": "new",
-            "max_msg_size": limits.max_msg_bytes,
-            "duplicate_window": _ns(120),
-            **more,
-        }
-
-    def queue(name: str, subjects: list[str], **more: Any) -> dict[str, Any]:
-        return stream(name, subjects, retention="workqueue", **more)
+    stream = partial(_stream, limits)
+    queue = partial(stream, retention="workqueue")
 
     def jobs(stage: StageName, room: int) -> dict[str, Any]:
         return queue(
@@ -285,15 +337,7 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
         # Decode has more room than prefill, so that a finished prefill is never refused.
         jobs("decode", 2),
         jobs("prefill", 1),
-        # Ids of a stream are shared by its tenants, so submits carry none and the window is the least allowed.
-        queue(
-            SUBMIT,
-            ["pdq.submit.*.*"],
-            max_msgs_per_subject=limits.submit_per_subject,
-            discard_new_per_subject=True,
-            max_bytes=limits.queue_max_bytes,
-            duplicate_window=_ns(0.1),
-        ),
+        _submits(limits, SUBMIT, ["pdq.submit.*.*"]),
         stream(
             WORKERS,
             [ALL_WORKERS],
@@ -309,18 +353,17 @@ def streams(limits: Limits) -> list[dict[str, Any]]:
             allow_msg_ttl=True,
             deny_delete=True,
         ),
-        stream(
-            TENANTS,
-            [ALL_TENANTS],
-            retention="limits",
-            # Nothing in it ends by age: a key that is revoked stays, and says so.
-            max_msgs_per_subject=1,
-            max_bytes=64 << 20,
-            allow_direct=True,
-            allow_rollup_hdrs=True,
-            deny_delete=True,
-        ),
+        _tenants(limits),
     ]
+
+
+def edge_streams(limits: Limits, first_seq: int) -> list[dict[str, Any]]:
+    """Configuration of every stream of a site's own broker.
+
+    first_seq: of the first request, by which it is named unless it has a name.
+    """
+    most = limits.max_msg_bytes - EDGE_ROOM_BYTES
+    return [_submits(limits, EDGE, [edge_submit("*")], max_msg_size=most, first_seq=first_seq), _tenants(limits)]
 
 
 class ConsumerSpec(NamedTuple):
@@ -328,28 +371,31 @@ class ConsumerSpec(NamedTuple):
     config: dict[str, Any]
 
 
+ENDLESS = {"max_deliver": -1}
+"""What the broker gives up is told by an advisory, and that is lost when it cannot be stored. A job has a timer all the
+same; a submit and a due timer have nothing, so they are delivered without end, and the router counts."""
+
+
+def _pull(limits: Limits, name: str, filter_subject: str) -> dict[str, Any]:
+    return {
+        "durable_name": name,
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "ack_wait": _ns(limits.ack_wait_s),
+        "max_deliver": limits.max_deliver,
+        "max_ack_pending": limits.max_ack_pending,
+    }
+
+
 def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
     """Configuration of every durable consumer: all exist before any worker, or nobody can scale from zero."""
-
-    def pull(name: str, filter_subject: str) -> dict[str, Any]:
-        return {
-            "durable_name": name,
-            "filter_subject": filter_subject,
-            "ack_policy": "explicit",
-            "deliver_policy": "all",
-            "replay_policy": "instant",
-            "ack_wait": _ns(limits.ack_wait_s),
-            "max_deliver": limits.max_deliver,
-            "max_ack_pending": limits.max_ack_pending,
-        }
-
-    # What the broker gives up is told by an advisory, and that is lost when it cannot be stored. A job has a timer all
-    # the same; a submit and a due timer have nothing, so they are delivered without end, and the router counts.
-    endless = {"max_deliver": -1}
+    pull = partial(_pull, limits)
     specs = [
-        ConsumerSpec(SUBMIT, pull(ROUTER_CONSUMER, "pdq.submit.*.*") | endless),
+        ConsumerSpec(SUBMIT, pull(ROUTER_CONSUMER, "pdq.submit.*.*") | ENDLESS),
         # Advisories and due timers, but never the timers themselves: the server takes those when due.
-        ConsumerSpec(REAP, _reaper(pull(REAPER_CONSUMER, "") | endless)),
+        ConsumerSpec(REAP, _reaper(pull(REAPER_CONSUMER, "") | ENDLESS)),
     ]
     for stage, stream_name in STAGE_STREAM.items():
         for model in models:
@@ -357,6 +403,11 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
                 filter_subject = f"pdq.{stage}.{model}.{lane}.*.*"
                 specs.append(ConsumerSpec(stream_name, pull(consumer(model, lane), filter_subject)))
     return specs
+
+
+def edge_consumers(limits: Limits) -> list[ConsumerSpec]:
+    """Configuration of every durable consumer of a site's own broker."""
+    return [ConsumerSpec(EDGE, _pull(limits, FORWARDER_CONSUMER, edge_submit("*")) | ENDLESS)]
 
 
 def _reaper(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from pdq.messages import Sampling, pack_ids
 from pdq.settings import Models, ModelSpec
 from pdq_router.prepare import (
     Prepared,
+    began_s,
+    check_arrived,
     deadline_s,
     derived_seed,
     prepare,
@@ -225,7 +227,38 @@ def test_a_seed_is_never_negative(asked: int, given_on: int) -> None:
 def test_a_request_is_named_by_its_client_or_by_its_sequence() -> None:
     assert request_id({"Pdq-Request": "r-1"}, 7) == "r-1"
     assert request_id({"Pdq-Request": "x" * 64}, 7) == "x" * 64
-    assert request_id({}, 7) == sequence_id(7) == "s-7"
+    assert request_id({"Pdq-Request": "e-x1"}, 7) == "e-x1"
+    assert request_id({}, 7) == sequence_id({}, 7) == "s-7"
+
+
+def test_a_request_that_came_by_way_of_a_site_is_named_by_its_sequence_there() -> None:
+    site = {"Pdq-Site-Seq": "1795995494105"}
+    assert request_id(site, 7) == sequence_id(site, 7) == "e-1795995494105"
+    assert request_id({**site, "Pdq-Request": "r-1"}, 7) == "r-1"
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "007", "1.5", " 1", "1 ", "x", "*", "1\n", "١", "9" * 20])
+def test_what_no_forwarder_writes_names_nothing(text: str) -> None:
+    assert request_id({"Pdq-Site-Seq": text}, 7) == "s-7"
+
+
+def test_a_deadline_counts_from_when_the_site_had_the_request() -> None:
+    assert began_s({}, 1000.5) == 1000.5
+    assert began_s({"Pdq-Site-Time": "990.123456"}, 1000.5) == 990.123456
+    # A site's clock that is fast gives nobody more time than the hub does.
+    assert began_s({"Pdq-Site-Time": "1001"}, 1000.5) == 1000.5
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "1e3", "1_0", " 1", "x", "1\n", "9" * 5000])
+def test_a_time_that_no_forwarder_writes_counts_as_none(text: str) -> None:
+    assert began_s({"Pdq-Site-Time": text}, 1000.5) == 1000.5
+
+
+def test_a_body_that_the_hub_does_not_take_is_told_by_its_size() -> None:
+    check_arrived({})
+    with pytest.raises(Rejected) as caught:
+        check_arrived({"Pdq-Site-Too-Large": "1048577"})
+    assert (caught.value.code, "1048577 bytes" in str(caught.value)) == ("payload_too_large", True)
 
 
 BAD_NAMES = [
@@ -244,6 +277,8 @@ BAD_NAMES = [
     "s-1",
     "s-",
     "s-x",
+    "e-1",
+    "e-1795995494105",
 ]
 
 
@@ -254,7 +289,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
     message = str(caught.value)
     assert (caught.value.code, caught.value.param) == ("invalid_request_id", "Pdq-Request")
     assert ascii(name[:40]) in message and message.isprintable() and len(message) < 200
-    assert "reserved s-" in message if name.startswith("s-") else "1 to 64" in message
+    assert "reserved s-" in message if name.startswith(("s-", "e-")) else "1 to 64" in message
 
 
 def test_a_deadline_is_in_seconds() -> None:

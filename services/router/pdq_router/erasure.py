@@ -7,6 +7,7 @@ one that died over it is swept up a minute later, by a timer of the broker.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -25,6 +26,7 @@ SWEEP_S = 60.0
 SETTLE_S, POLL_S = 2.0, 0.1
 """How long a router that holds the submit may take to find that the request has ended."""
 SEARCH_S = 5.0
+BY_SEQUENCE = re.compile(r"s-\d+\Z")
 
 Cancel = Callable[[str, str], Awaitable[State | None]]
 
@@ -66,7 +68,7 @@ class Erasure:
 
     async def _waiting(self, tenant: str, request: str) -> int:
         """Sequence of the submit that asks for a request no router has accepted; 0: there is none."""
-        if subjects.RESERVED_REQUEST.match(request):
+        if BY_SEQUENCE.match(request):
             seq = int(request.removeprefix("s-"))
             stored = await self._bus.get(subjects.SUBMIT, seq)
             return seq if stored is not None and _names(stored, tenant, request) else 0
@@ -103,7 +105,7 @@ def _names(submit: Stored, tenant: str, request: str) -> bool:
     try:
         return prepare.request_id(submit.headers, submit.seq) == request
     except Rejected:
-        return prepare.sequence_id(submit.seq) == request
+        return prepare.sequence_id(submit.headers, submit.seq) == request
 
 
 def _ended_unseen(newest: Entry | None) -> State | None:

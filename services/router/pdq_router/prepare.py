@@ -15,7 +15,16 @@ import msgspec
 from pdq import subjects
 from pdq.api.body import Body, ChatBody, parse_body
 from pdq.api.refusals import Code, refuse, shown
-from pdq.client import DEADLINE_HEADER, ORDER_HEADER, PRIORITY_HEADER, REPLAY_HEADER, REQUEST_HEADER
+from pdq.client import (
+    DEADLINE_HEADER,
+    ORDER_HEADER,
+    PRIORITY_HEADER,
+    REPLAY_HEADER,
+    REQUEST_HEADER,
+    SITE_SEQ_HEADER,
+    SITE_TIME_HEADER,
+    SITE_TOO_LARGE_HEADER,
+)
 from pdq.errors import Rejected
 from pdq.messages import PRIORITIES, AskedOrder, Priority, Sampling, Tools
 from pdq.settings import Models, ModelSpec
@@ -24,6 +33,8 @@ from pdq_router.tokens import Tokenizer, check_ids
 
 ORDERS: tuple[AskedOrder, ...] = get_args(AskedOrder)
 SEED_MASK = 2**63 - 1
+NUMBER = re.compile(r"[1-9][0-9]{0,18}\Z")
+SITE_TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?\Z")
 
 Headers = Mapping[str, str]
 Choice = TypeVar("Choice", bound=str)
@@ -172,24 +183,43 @@ def derived_seed(request: str) -> int:
 
 
 def request_id(headers: Headers, submit_seq: int) -> str:
-    """The request's name: the client's, else `s-<submit sequence>`, which is also the name a request with a
-    bad name fails under. Raises Rejected for a name that cannot stand in a subject, or is reserved."""
+    """The request's name: the client's, else that of its sequence, which is also the name a request with a bad name
+    fails under. Raises Rejected for a name that cannot stand in a subject, or is reserved."""
     name = headers.get(REQUEST_HEADER)
     if name is None:
-        return sequence_id(submit_seq)
+        return sequence_id(headers, submit_seq)
     if not subjects.is_token(name):
         raise _bad_header("invalid_request_id", REQUEST_HEADER, name, "1 to 64 of A-Z a-z 0-9 _ -")
-    if name.startswith("s-"):
-        raise _bad_header("invalid_request_id", REQUEST_HEADER, name, "a name that does not begin with the reserved s-")
+    if subjects.is_reserved(name):
+        expected = "a name that does not begin with the reserved s-, nor is e- and a number"
+        raise _bad_header("invalid_request_id", REQUEST_HEADER, name, expected)
     return name
 
 
-def sequence_id(submit_seq: int) -> str:
-    return f"s-{submit_seq}"
+def sequence_id(headers: Headers, submit_seq: int) -> str:
+    """The name by the sequence that the client's acknowledgement told: `e-<sequence at its site>` where it came by way
+    of one, else `s-<submit sequence>`. (A header that no forwarder writes counts as none, here and below.)"""
+    site_seq = headers.get(SITE_SEQ_HEADER, "")
+    if NUMBER.match(site_seq):
+        return subjects.sequence_name(subjects.EDGE, site_seq)
+    return subjects.sequence_name(subjects.SUBMIT, submit_seq)
+
+
+def began_s(headers: Headers, stored_s: float) -> float:
+    """When the request's deadline begins to count, Unix seconds: when its site stored it, and not after the hub did."""
+    site_time = headers.get(SITE_TIME_HEADER, "")
+    return min(float(site_time), stored_s) if SITE_TIME.match(site_time) else stored_s
+
+
+def check_arrived(headers: Headers) -> None:
+    """Raise Rejected for a request whose body did not come here from its site."""
+    size = headers.get(SITE_TOO_LARGE_HEADER, "")
+    if NUMBER.match(size):
+        raise Rejected(f"the body has {size} bytes, more than the hub takes from a site", code="payload_too_large")
 
 
 def deadline_s(headers: Headers, *, default_s: float, max_s: float) -> float:
-    """How long after the broker's stored time the request expires, in seconds. Raises Rejected."""
+    """How long after `began_s` the request expires, in seconds. Raises Rejected."""
     text = headers.get(DEADLINE_HEADER)
     if text is None:
         return min(default_s, max_s)

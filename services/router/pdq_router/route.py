@@ -28,6 +28,7 @@ from pdq.messages import (
     Priority,
     StageName,
     State,
+    StateEvent,
     pack_ids,
 )
 from pdq.settings import LimitSettings, Models, RouterSettings
@@ -49,12 +50,15 @@ log = logging.getLogger("pdq.router")
 
 BURIED = frozenset({"invalid_json", "too_many_deliveries"})
 """Failures that operators are told of."""
+TOO_LATE = "deadline_exceeded"
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """A submit message, as far as its subject and headers tell."""
 
     request: str
+    numbered: str
+    """The name by its sequence, which is never another's."""
     tenant: str
     model: str
     seq: int
@@ -130,8 +134,10 @@ class Router:
         """The submit, and what is wrong with its headers. A bad name fails under the sequence's name."""
                 self._metrics.gave_back("route", exc.code)
         where = subjects.parse_submit(delivery.subject)
+        numbered = prepare.sequence_id(delivery.headers, delivery.seq)
         known: dict[str, Any] = {
-            "request": prepare.sequence_id(delivery.seq),
+            "request": numbered,
+            "numbered": numbered,
             "tenant": where.tenant,
             "model": where.model,
             "seq": delivery.seq,
@@ -144,10 +150,11 @@ class Router:
             lasts = prepare.deadline_s(
                 delivery.headers, default_s=settings.default_deadline_s, max_s=limits.max_deadline_s
             )
-            known["deadline"] = delivery.stored_s + lasts
+            known["deadline"] = prepare.began_s(delivery.headers, delivery.stored_s) + lasts
             known["priority"] = prepare.priority(delivery.headers)
             known["order"] = prepare.requested_order(delivery.headers)
             known["replay_of"] = prepare.replay_of(delivery.headers)
+            prepare.check_arrived(delivery.headers)
         except Rejected as exc:
             return Submit(**known), exc
         return Submit(**known), None
@@ -167,6 +174,7 @@ class Router:
                     raise refused
                 if accepted.state.at < began_s:
                     self._check_deliveries(delivery, accepted.state)
+                self._check_deadline(submit, accepted.state)
                 await self._route(submit, accepted, delivery, span)
             except Rejected as exc:
                 if exc.code in BURIED:
@@ -180,6 +188,12 @@ class Router:
         if before >= self._limits.max_deliver and state.event == "accepted":
             message = f"the submit was delivered {before} times before, and never routed"
             raise Rejected(message, code="too_many_deliveries")
+
+    def _check_deadline(self, submit: Submit, state: State) -> None:
+        """Raise Rejected for a submit that was too late when it was accepted: it had waited at its site, or for a
+        router."""
+        if submit.deadline <= state.at:
+            raise Rejected("the deadline passed before the request was routed", code=TOO_LATE)
 
     async def _accept(self, submit: Submit, span: StageSpan, *, known: Known = UNREAD) -> Entry | None:
         """Store `accepted`, once for an id. None: the id belongs to another body."""
@@ -207,9 +221,10 @@ class Router:
 
     async def _duplicate(self, submit: Submit, span: StageSpan) -> None:
         """Another body under an id that is taken: it fails under its sequence's name."""
-        own = msgspec.structs.replace(submit, request=prepare.sequence_id(submit.seq))
+        own = msgspec.structs.replace(submit, request=submit.numbered)
         message = f"Pdq-Request {submit.request} was used for another body already"
-        if await self._accept(own, span) is not None:
+        entry = await self._accept(own, span)
+        if entry is not None and not entry.state.ended:
             await self._fail(own, Rejected(message, code="duplicate_id", param="Pdq-Request"), span)
 
     async def _route(self, submit: Submit, accepted: Entry, delivery: Delivery, span: StageSpan) -> None:
@@ -323,7 +338,8 @@ class Router:
         log.info("routed", extra={**fields, "reason": state.reason, "prompt_tokens": state.prompt_tokens})
 
     async def _fail(self, submit: Submit, exc: Rejected, span: StageSpan) -> None:
-        """End the request with one `failed` event."""
+        """End the request with one event: `failed`, or `expired` for one that came too late."""
+        event: StateEvent = "expired" if exc.code == TOO_LATE else "failed"
         hint = exc.retry_after_s if isinstance(exc, Overloaded) else 0.0
         error = ErrorInfo(code=exc.code, message=str(exc), param=exc.param, retry_after_s=hint)
         span.fail(error.code, f"{error.code} {error.param or ''}".rstrip())
@@ -331,7 +347,7 @@ class Router:
         def failing(newest: Entry | None) -> State | None:
             if newest is None or newest.state.ended:
                 return None
-            return follow(newest.state, "failed", error=error)
+            return follow(newest.state, event, error=error)
 
         entry = await self._log.update(submit.tenant, submit.request, failing)
         if entry is None:

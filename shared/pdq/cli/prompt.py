@@ -57,11 +57,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 def check_request(name: str, *, reserved: bool = False) -> str:
     """A request's name as the log can hold it. Raises Rejected, before anything is sent.
 
-    reserved: names that only the broker gives (`s-...`) are fine too: to ask for, not to submit under.
+    reserved: names that only a broker gives (`s-...`, `e-<number>`) are fine too: to ask for, not to submit under.
     """
-    if not subjects.is_token(name) or (name.startswith("s-") and not reserved):
+    if not subjects.is_token(name) or (subjects.is_reserved(name) and not reserved):
         shown = name if len(name) <= 40 else f"{name[:40]}… ({len(name)} characters)"
-        limit = "" if reserved else ", and must not begin with s-"
+        limit = "" if reserved else ", not beginning with s-, nor e-<number>"
         message = f"request id {shown!r} must be 1 to 64 of A-Z a-z 0-9 _ -{limit}"
         raise Rejected(message, code="invalid_request_id", param="id")
     return name

@@ -15,33 +15,39 @@ from pdq.cli.running import reported, run
 model_commands = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
 
 
-def init(as_json: AsJson = False, nats_url: NatsUrl = "") -> None:
+def init(
+    edge: Annotated[bool, typer.Option("--edge", help="Make what a site's own broker needs.")] = False,
+    as_json: AsJson = False,
+    nats_url: NatsUrl = "",
+) -> None:
     """Make the streams and consumers that the services need, or bring them up to date.
 
     It may be run again at any time, and must be after models.toml ($PDQ_MODELS) has a new model. `pdq up` does it
-    by itself.
+    by itself. A site at the edge needs no models: requests wait there for the hub.
 
     \b
-    Example:
+    Examples:
       PDQ_NATS_URL=nats://hub:4222 PDQ_MODELS=models.toml pdq init
+      PDQ_NATS_URL=nats://site:4222 pdq init --edge
     """
     with reported(as_json):
         from pdq import settings
         from pdq.cli import connect
         from pdq.errors import Misconfigured
         from pdq.init import init as make
+        from pdq.init import init_edge
         from pdq.settings import LimitSettings
 
         where = connect.target(nats_url)
-        models = where.models()
-        if models is None:
+        models = None if edge else where.models()
+        if models is None and not edge:
             raise Misconfigured(f"there is no models file {settings.models_path(where.environ)}: set PDQ_MODELS")
-        slugs = sorted(models.by_slug)
+        slugs = sorted(models.by_slug) if models is not None else []
         limits = settings.load(LimitSettings, where.environ)
 
         async def work() -> dict[str, str]:
             async with connect.bus(where) as bus:
-                return await make(bus, limits, slugs)
+                return await (init_edge(bus, limits) if edge else make(bus, limits, slugs))
 
         done = run(work)
         if as_json:
