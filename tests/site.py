@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pdq.accounts import SITE_ROLES, SiteRole, Uplink, public_key, render, rende
 from pdq.accounts.keys import make_seed
 from pdq.bus import Bus
 from pdq.errors import Unavailable
+from pdq.init import init_edge
 from pdq.settings import BusSettings, LimitSettings, load
 
 from tests.broker import free_port
@@ -152,7 +152,7 @@ class Site(Stack):
         self.broker.more = self._config()
         self.broker.start()
         bus = await self.connect("init")
-        await make_edge(bus, self.limits.of_streams())
+        await init_edge(bus, self.limits)
         await bus.close()
         await self.linked(within_s)
         for service in self.services:
@@ -208,10 +208,3 @@ async def _answered(bus: Bus, question: str) -> bool:
     except Unavailable:
         return False
     return True
-
-
-async def make_edge(bus: Bus, sizes: subjects.Limits) -> None:
-    for config in subjects.edge_streams(sizes, int(time.time() * 1000)):
-        await bus.ensure_stream(config)
-    for stream, config in subjects.edge_consumers(sizes):
-        await bus.ensure_consumer(stream, config)

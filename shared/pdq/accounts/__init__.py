@@ -5,6 +5,7 @@ tenant, the gateway, an operator) has an account of its own, which imports just 
 the broker replaces the reply subject, so that nobody can make it write its answer where he may not write himself.
 """
 
+from pdq.accounts.carried import Carried, write_site
 from pdq.accounts.config import render
 from pdq.accounts.keyring import Keyring
 from pdq.accounts.keys import public_key
@@ -17,6 +18,7 @@ __all__ = [
     "SITE_ROLES",
     "WORKING",
     "Asking",
+    "Carried",
     "Keyring",
     "Role",
     "SiteRole",
@@ -26,4 +28,5 @@ __all__ = [
     "render",
     "render_listener",
     "render_site",
+    "write_site",
 ]

@@ -18,10 +18,8 @@ from pdq.accounts.roles import SITE_ASKING, Imports, SiteAsking, SiteRole, forwa
 UP = "UP"
 SITE = "SITE"
 RECONNECT = "1s"
-HEADER = """\
-# What nats-server must know to serve a site of pdq. Made by `pdq nats site`, which writes it anew: do not change it.
-# It sets $PDQ_SITE, the site's name, for `server_name` and JetStream's `domain` in the file that includes this one.
-"""
+PING = "10s"
+"""An uplink that died without a word is found dead after the third: nats-server's own interval is two minutes."""
 
 
 class Uplink(NamedTuple):
@@ -38,6 +36,8 @@ class Uplink(NamedTuple):
 def render_site(site: str, uplink: Uplink, keys: Mapping[SiteRole, Keys], *, anybody: bool = False) -> str:
     """The text of site.conf, from the site's public keys by role; a role without keys is left out.
 
+    It sets `$PDQ_SITE`, the site's name, for `server_name` and JetStream's `domain`, which the site's configuration
+    needs besides, after it: where it listens, and where it stores.
     anybody: whoever shows no key may do all in the account SITE: for a broker that listens on loopback only.
     """
     asking = {role: site_asking(role, site) for role in SITE_ASKING if keys.get(role)}
@@ -47,7 +47,7 @@ def render_site(site: str, uplink: Uplink, keys: Mapping[SiteRole, Keys], *, any
         accounts[role.upper()] = {"users": users, "imports": _imports(site, imports)}
     names = {str(role): several for role, several in keys.items()}
     text = block(accounts, (names,), anybody_in=SITE if anybody else "")
-    return f'{HEADER}\nPDQ_SITE: "{site}"\n{text}leafnodes: {_leafnodes(uplink)}\n'
+    return f'PDQ_SITE: "{site}"\nping_interval: "{PING}"\n{text}leafnodes: {_leafnodes(uplink)}\n'
 
 
 def render_listener(address: str, *, only: tuple[str, str] | None = None, tls: tuple[str, str] | None = None) -> str:
