@@ -12,6 +12,7 @@ import typer
 
 from pdq.cli import (
     accounts,
+    backup,
     batch,
     doctor,
     exits,
@@ -68,6 +69,7 @@ def build() -> typer.Typer:
         operators.drain,
         verify.verify,
         setup.init,
+        backup.rearm,
         doctor.doctor,
         setup.version,
     ):
