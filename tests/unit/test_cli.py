@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pdq import settings
+from pdq import settings, subjects
 from pdq.cli import exits, main, output, prompt
 from pdq.cli.answer import Answer, Ended, percentile
 from pdq.cli.connect import NotRunning, target
@@ -19,7 +19,7 @@ from pdq.cli.running import Stopped, run
 from pdq.errors import Misconfigured, PdqError, QueueFull, Rejected, Unavailable
 from pdq.messages import ErrorInfo, Event, KvReport, Output, Promise, StageClaims, State, Usage, pack_ids
 from pdq.settings import LimitSettings, ModelSpec, load_models
-from pdq.up import machine, model, plan, progress, record
+from pdq.up import broker, machine, model, plan, progress, record
 from pdq.up.background import UpFailed
 from pdq.up.layout import Layout
 from pdq.up.record import AlreadyRunning, ProcessRecord, Record
@@ -537,7 +537,7 @@ def test_a_model_of_the_sim_has_no_weights(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_broker_has_room_for_all_streams() -> None:
     limits = LimitSettings(log_max_bytes=5 << 30)
-    config = plan.nats_config(4222, Path('/tmp/a "b"'), limits)
+    config = broker.config(4222, Path('/tmp/a "b"'), subjects.streams(limits.of_streams()))
     room = int(config.split("max_file: ")[1].split()[0])
     assert 10 << 30 < room < 20 << 30
     assert 'listen: "127.0.0.1:4222"' in config and '"/tmp/a \\"b\\""' in config
@@ -560,9 +560,9 @@ def test_services_get_the_callers_settings_but_for_what_the_stack_decides(tmp_pa
         "HTTP_PROXY": "x",
     }
     made = plan.Plan(options(layout, **given), model.SIM)
-    broker = made.nats()
+    [hub] = made.brokers()
     router, (prefill, decode) = made.router(), made.workers()
-    assert made.nats_url == f"nats://127.0.0.1:{broker.ports['nats']}"
+    assert made.nats_url == f"nats://127.0.0.1:{hub.ports['nats']}"
     for spec in (router, prefill, decode):
         settings.check_environment(spec.environment)
         assert spec.environment["PDQ_NATS_URL"] == made.nats_url
@@ -573,6 +573,21 @@ def test_services_get_the_callers_settings_but_for_what_the_stack_decides(tmp_pa
     assert router.environment["PDQ_ROUTER_ORDER"] == "decode-only"
     assert decode.environment["PDQ_ENGINE_KIND"] == "sim" and decode.stop_s == 11.5
     assert len({router.ports["http"], prefill.ports["http"], decode.ports["http"]}) == 3
+
+
+def test_services_of_a_site_know_no_other_broker(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path)
+    layout.prepare()
+    made = plan.Plan(options(layout, PDQ_TENANT="acme", PDQ_GATEWAY_PORT="0")._replace(edge=True), model.SIM)
+    _, leaf = made.brokers()
+    assert made.site is not None and made.site.nats_url == f"nats://127.0.0.1:{leaf.ports['nats']}" != made.nats_url
+    forwarder, gateway = made.at_site()
+    for spec in (forwarder, gateway):
+        assert (spec.environment["PDQ_NATS_URL"], spec.environment["PDQ_TENANT"]) == (made.site.nats_url, "edge")
+    assert gateway.command[-1] == "pdq_gateway" and gateway.name == "site-gateway"
+    assert made.gateway().environment["PDQ_TENANT"] == "acme"
+    # The site's key is in no environment, and in a file that is its owner's.
+    assert "SU" in layout.site_config.read_text() and layout.site_config.stat().st_mode & 0o77 == 0
 
 
 def test_engines_share_no_cpu() -> None:

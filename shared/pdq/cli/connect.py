@@ -30,7 +30,7 @@ class NotRunning(Unavailable):
 
 
 class Target(NamedTuple):
-    """`stack`: the local stack, where the broker is its own."""
+    """`stack`: the local stack, where the broker is its own or its site's."""
 
     bus: BusSettings
     layout: Layout
@@ -58,13 +58,21 @@ def target(nats_url: str, environ: Mapping[str, str] = os.environ, *, starting: 
     bounded = {settings.variable(BusSettings, "connect_timeout_s"): f"{CONNECT_TIMEOUT_S:g}", **environ}
     url = nats_url or environ.get(URL, "")
     if url:
-        return Target(settings.load(BusSettings, {**bounded, URL: url}), layout, None, environ)
+        return Target(settings.load(BusSettings, {**bounded, URL: url}), layout, _with_site(layout, url), environ)
     stack = records.running(layout)
     if stack is None:
         raise _not_running(layout)
     if not stack.nats_url and not starting:
         raise NotRunning("the stack is starting; `pdq status` shows how far it is")
     return Target(BusSettings(url=stack.nats_url, connect_timeout_s=CONNECT_TIMEOUT_S), layout, stack, environ)
+
+
+def _with_site(layout: Layout, url: str) -> Record | None:
+    """The running stack whose site's broker this is, if any."""
+    with contextlib.suppress(Misconfigured, OSError):
+        stack = records.running(layout)
+        return stack if stack is not None and stack.site is not None and stack.site.nats_url == url else None
+    return None
 
 
 def _not_running(layout: Layout) -> NotRunning:

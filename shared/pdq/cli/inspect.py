@@ -74,7 +74,7 @@ async def is_ready(process: ProcessRecord) -> bool:
     """Ask the process itself."""
     if not process.pid:
         return False
-    if process.name == "nats":
+    if "nats" in process.ports:
         return await listening(process.ports["nats"])
     path = "healthcheck" if process.name.startswith("lmcache") else "readyz"
     path = "healthz" if process.name == "coordinator" else path

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pdq.cli.connect import Target
     from pdq.up.caches import KvMode
     from pdq.up.plan import Options
-    from pdq.up.record import Record
+    from pdq.up.record import Record, SiteRecord
+
+TRY = 'pdq submit "What is the capital of France?"'
 
 
 def up(
@@ -33,6 +35,9 @@ def up(
         Literal["host", "pool", "p2p"] | None,
         typer.Option(help="How KV moves: one LMCache server; a server per worker and a pool; from peer to peer."),
     ] = None,
+    edge: Annotated[
+        bool, typer.Option("--edge", help="A site beside it: a broker that takes requests while the hub is away.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once it is ready; `pdq down` ends it.")
     ] = False,
@@ -52,12 +57,13 @@ def up(
       pdq up --model ORG/NAME           another model of the Hugging Face hub
       pdq up --engine sim --detach      no weights, ready in seconds
       pdq up --kv pool                  KV through a directory that both workers read
+      pdq up --edge                     with a site: a leaf broker, its forwarder and gateway
       pdq up -d --json                  ports and process ids, for scripts
 
     Files are in $PDQ_HOME/stack (~/.pdq/stack): logs/, traces/, the broker's store.
     """
     with reported(as_json):
-        options = _options(engine, model, order, timeout, kv)
+        options = _options(engine, model, order, timeout, kv)._replace(edge=edge)
         if detach:
             _detach(options, as_json)
         else:
@@ -138,7 +144,10 @@ def _announce(record: Record, as_json: bool) -> None:
     else:
         output.note(f"\nready: broker {record.nats_url}, model {record.models[0].slug}. Ctrl-C ends the stack.")
         output.note(f"OpenAI's API: {record.api_url}")
-        output.note('try:   pdq submit "What is the capital of France?"')
+        output.note(f"try:   {TRY}")
+        if record.site is not None:
+            output.note(f"site {record.site.name}: broker {record.site.nats_url}, OpenAI's API: {record.site_api_url}")
+            output.note(f"try:   {at_site(record.site)} {TRY}")
 
 
 def _detach(options: Options, as_json: bool) -> None:
@@ -148,6 +157,7 @@ def _detach(options: Options, as_json: bool) -> None:
     arguments += ["--model", options.model] if options.model else []
     arguments += ["--order", options.order] if options.order else []
     arguments += ["--kv", options.kv]
+    arguments += ["--edge"] if options.edge else []
     with progress.shown() as show:
         record = background.detach(options, arguments, show)
     if as_json:
@@ -155,10 +165,19 @@ def _detach(options: Options, as_json: bool) -> None:
     else:
         output.line(f"broker  {record.nats_url}")
         output.line(f"api     {record.api_url}")
+        if record.site is not None:
+            output.line(f"site    {record.site.name}: broker {record.site.nats_url}, api {record.site_api_url}")
         output.line(f"model   {', '.join(model.slug for model in record.models)} ({record.engine})")
         output.line(f"files   {record.directory}")
         output.line()
         output.line(output.table([(p.name, f"pid {p.pid}", ports(p.ports)) for p in record.processes]))
+        if record.site is not None:
+            output.note(f"\nat the site:   {at_site(record.site)} {TRY}")
+
+
+def at_site(site: SiteRecord) -> str:
+    """What to put before a command that speaks to the site."""
+    return f"PDQ_NATS_URL={site.nats_url} PDQ_TENANT={site.name}"
 
 
 def described(record: Record) -> dict[str, Any]:
@@ -169,10 +188,18 @@ def described(record: Record) -> dict[str, Any]:
         "engine": record.engine,
         "nats_url": record.nats_url,
         "api_url": record.api_url,
+        "site": _site(record),
         "models": [{"slug": model.slug, "id": model.id} for model in record.models],
         "directory": record.directory,
         "processes": [{"name": p.name, "pid": p.pid, "ports": p.ports} for p in record.processes],
     }
+
+
+def _site(record: Record) -> dict[str, str] | None:
+    site = record.site
+    if site is None:
+        return None
+    return {"name": site.name, "nats_url": site.nats_url, "api_url": record.site_api_url}
 
 
 def ports(named: dict[str, int]) -> str:
@@ -235,6 +262,8 @@ async def _collect(where: Target) -> dict[str, Any]:
 
 def _stack_text(stack: dict[str, Any]) -> str:
     header = f"{stack['state']}: broker {stack['nats_url'] or '(starting)'}, engine {stack['engine']}\n"
+    if site := stack["site"]:
+        header += f"site {site['name']}: broker {site['nats_url']}, api {site['api_url'] or '(starting)'}\n"
     rows: list[tuple[object, ...]] = [("process", "state", "pid", "MB", "ports")]
     for process in stack["processes"]:
         state = process["state"] if process["ready"] or process["state"] != "ready" else "not ready"

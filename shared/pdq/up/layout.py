@@ -42,6 +42,15 @@ class Layout(NamedTuple):
         return self.root / "nats"
 
     @property
+    def site_config(self) -> Path:
+        """Of the broker of `--edge`'s site."""
+        return self.root / "site-nats.conf"
+
+    @property
+    def site_store(self) -> Path:
+        return self.root / "site-nats"
+
+    @property
     def sim_kv(self) -> Path:
         """The sim engine's KV tier."""
         return self.root / "sim-kv"
@@ -74,7 +83,7 @@ class Layout(NamedTuple):
     def prepare(self) -> None:
         """Make the directories; move the logs of the last run, and traces that grew large, out of the way."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for directory in (self.logs, self.traces, self.nats_store):
+        for directory in (self.logs, self.traces, self.nats_store, self.site_store):
             directory.mkdir(mode=0o700, exist_ok=True)
         for log in self.logs.glob("*.log"):
             log.replace(log.with_suffix(".log.1"))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import aiohttp
 
 from pdq import settings, subjects
-from pdq.bus import Bus
 from pdq.engines.vllm_config import is_cpu_build
 from pdq.init import init
-from pdq.settings import BusSettings, GatewaySettings, LimitSettings, ModelSpec, WorkerSettings
-from pdq.up import caches
+from pdq.settings import GatewaySettings, LimitSettings, ModelSpec, WorkerSettings
+from pdq.up import broker, caches, site
 from pdq.up.caches import Caches, KvMode
 from pdq.up.layout import Layout
-from pdq.up.machine import HOST, cpu_halves, free_port, listening, nats_server, port_or_free
+from pdq.up.machine import HOST, cpu_halves, free_port, port_or_free
 from pdq.up.model import EngineKind
 from pdq.up.process import Spec
+from pdq.up.site import Site
 
 SERVICES = ("router", "gateway", "prefill", "decode")
 PROBE_TIMEOUT_S = 2.0
@@ -41,10 +41,13 @@ class Options(NamedTuple):
     timeout_s: float = 900.0
     kv: KvMode = "host"
     """How KV goes from prefill to decode; the sim engine has a way of its own."""
+    edge: bool = False
+    """A site beside the hub, too."""
 
     @property
     def processes(self) -> tuple[str, ...]:
-        return ("nats", *(caches.names(self.kv) if self.engine == "vllm" else ()), *SERVICES)
+        tiers = caches.names(self.kv) if self.engine == "vllm" else ()
+        return ("nats", *tiers, *SERVICES, *(site.PROCESSES if self.edge else ()))
 
 
 class Plan:
@@ -52,31 +55,30 @@ class Plan:
 
     def __init__(self, options: Options, model: ModelSpec) -> None:
         self.nats_url = ""
+        self.site: Site | None = None
         self._options = options
         self._layout = options.layout
         self._model = model
         self._caches: Caches | None = None
 
-    def nats(self) -> Spec:
-        """The broker. Raises Misconfigured when it is not installed."""
+    def brokers(self) -> list[Spec]:
+        """The hub's, and the site's. Raises Misconfigured when nats-server is not installed."""
         port = free_port()
-        self.nats_url = f"nats://{HOST}:{port}"
-        self._layout.nats_config.write_text(nats_config(port, self._layout.nats_store, self._limits()), "utf-8")
-        return Spec(
-            "nats",
-            (nats_server(), "-c", str(self._layout.nats_config)),
-            clean(self._options.environ),
-            lambda: listening(port),
-            {"nats": port},
-        )
+        self.nats_url = broker.url(port)
+        layout, limits, environ = self._layout, self._limits(), clean(self._options.environ)
+        config = broker.config(port, layout.nats_store, subjects.streams(limits.of_streams()))
+        if self._options.edge:
+            self.site = Site(layout, environ, limits)
+            config += self.site.of_hub()
+        broker.write(layout.nats_config, config)
+        hub = broker.spec("nats", port, layout.nats_config, environ)
+        return [hub, self.site.nats()] if self.site is not None else [hub]
 
     async def init(self) -> None:
         """Streams and consumers. Raises Misconfigured or Unavailable."""
-        bus = await Bus.connect(BusSettings(url=self.nats_url, connect_timeout_s=10.0), "pdq-up")
-        try:
-            await init(bus, self._limits(), [self._model.slug])
-        finally:
-            await bus.close()
+        await broker.made(self.nats_url, partial(init, limits=self._limits(), models=[self._model.slug]))
+        if self.site is not None:
+            await self.site.init()
 
     def caches(self) -> list[list[Spec]]:
         """The KV tiers of the engines. Raises Misconfigured."""
@@ -90,9 +92,26 @@ class Plan:
 
     def gateway(self) -> Spec:
         """OpenAI's API, on its usual port where that is free."""
-        asked = settings.load(GatewaySettings, clean(self._options.environ)).port
+        return self._gateway("gateway", self._gateway_port(), {})
+
+    def at_site(self) -> list[Spec]:
+        """The site's services; its gateway is on the port after the hub's."""
+        if self.site is None:
+            return []
+        told = self.site.environment()
+        port = self._gateway_port()
+        return [
+            self._service(site.FORWARDER, told),
+            self._gateway(site.GATEWAY, port + 1 if port else 0, told),
+        ]
+
+    def _gateway_port(self) -> int:
+        return settings.load(GatewaySettings, clean(self._options.environ)).port
+
+    def _gateway(self, name: str, asked: int, more: Mapping[str, str]) -> Spec:
         port = port_or_free(asked)
-        spec = self._service("gateway", {"PDQ_GATEWAY_HOST": HOST, "PDQ_GATEWAY_PORT": str(port)})
+        own = {"PDQ_GATEWAY_HOST": HOST, "PDQ_GATEWAY_PORT": str(port), **more}
+        spec = self._service(name, own, module="pdq_gateway")
         return spec._replace(ports={"api": port, **spec.ports})
 
     def workers(self) -> list[Spec]:
@@ -110,7 +129,7 @@ class Plan:
         drain_s = settings.load(WorkerSettings, spec.environment).drain_s
         return spec._replace(environment=dict(spec.environment) | fixed, stop_s=drain_s + 10)
 
-    def _service(self, name: str, more: Mapping[str, str]) -> Spec:
+    def _service(self, name: str, more: Mapping[str, str], *, module: str = "") -> Spec:
         port = free_port()
         defaults = {"PDQ_WORKER_DRAIN_S": f"{DRAIN_S:g}", "PDQ_ENGINE_GPU_MEMORY_UTILIZATION": f"{GPU_SHARE:g}"}
         fixed = {
@@ -122,7 +141,7 @@ class Plan:
         }
         return Spec(
             name,
-            (sys.executable, "-m", f"pdq_{name}"),
+            (sys.executable, "-m", module or f"pdq_{name}"),
             defaults | clean(self._options.environ) | fixed | dict(more),
             lambda: answers(f"http://{HOST}:{port}/readyz"),
             {"http": port},
@@ -137,17 +156,6 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     another worker's name, and what keeps Python from caching bytecode, which doubles an engine's start."""
     dropped = {"PYTHONDONTWRITEBYTECODE", "PDQ_NATS_USER", "PDQ_NATS_PASSWORD", "PDQ_NATS_NKEY_SEED", "PDQ_WORKER_ID"}
     return {name: value for name, value in environ.items() if name not in dropped}
-
-
-def nats_config(port: int, store: Path, limits: LimitSettings) -> str:
-    """Loopback only, with room for what the streams may hold by their own limits."""
-    streams = subjects.streams(limits.of_streams())
-    room = sum(int(stream["max_bytes"]) for stream in streams if stream["storage"] == "file" and "max_bytes" in stream)
-    quoted = str(store).replace("\\", "\\\\").replace('"', '\\"')
-    return (
-        f'listen: "{HOST}:{port}"\n'
-        f'jetstream {{ store_dir: "{quoted}", max_mem: 256MB, max_file: {room + (1 << 30)} }}\n'
-    )
 
 
 async def answers(url: str) -> bool:

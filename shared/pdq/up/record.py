@@ -54,6 +54,13 @@ class ModelName(msgspec.Struct, kw_only=True):
     id: str
 
 
+class SiteRecord(msgspec.Struct, kw_only=True):
+    """The site beside the hub (`pdq up --edge`). `name`: of its tenant at the hub, too."""
+
+    name: str
+    nats_url: str
+
+
 class Record(msgspec.Struct, kw_only=True):
     """The stack as its supervisor sees it. `pid` is the supervisor's."""
 
@@ -66,6 +73,7 @@ class Record(msgspec.Struct, kw_only=True):
     """What is being done before there are processes, such as fetching the model."""
     engine: str = ""
     nats_url: str = ""
+    site: SiteRecord | None = None
     models: tuple[ModelName, ...] = ()
     directory: str = ""
     processes: list[ProcessRecord] = []
@@ -75,7 +83,15 @@ class Record(msgspec.Struct, kw_only=True):
     @property
     def api_url(self) -> str:
         """OpenAI's API; empty before the gateway is started."""
-        port = next((process.ports["api"] for process in self.processes if "api" in process.ports), 0)
+        return self._api_url("gateway")
+
+    @property
+    def site_api_url(self) -> str:
+        """The same of the site's own gateway; empty where there is none."""
+        return self._api_url("site-gateway")
+
+    def _api_url(self, name: str) -> str:
+        port = next((process.ports.get("api", 0) for process in self.processes if process.name == name), 0)
         return f"http://127.0.0.1:{port}/v1" if port else ""
 
     def process(self, name: str) -> ProcessRecord:

@@ -17,7 +17,8 @@ from pdq.up import model as models
 from pdq.up import record as records
 from pdq.up.plan import Options, Plan
 from pdq.up.process import GUARD_PATIENCE_S, Guard
-from pdq.up.record import ModelName, Record
+from pdq.up.record import ModelName, Record, SiteRecord
+from pdq.up.site import NAME
 from pdq.up.stale import end_stale
 from pdq.up.supervisor import Recorder, Show, Supervisor, unready
 
@@ -110,16 +111,21 @@ class _Stack:
         await self._supervisor.watch()
 
     async def _start(self) -> None:
-        await self._supervisor.start([self._plan.nats()])
+        await self._supervisor.start(self._plan.brokers())
         await self._plan.init()
-        self._recorder.set(nats_url=self._plan.nats_url)
+        self._recorder.set(nats_url=self._plan.nats_url, site=self._site())
         if self._options.engine == "vllm":
             await self._supervisor.start(*self._plan.caches())
         else:
             shutil.rmtree(self._options.layout.sim_kv, ignore_errors=True)
             self._options.layout.sim_kv.mkdir()
         # Engines take minutes, the rest seconds: all load at once, and the workers stop first.
-        await self._supervisor.start([self._plan.router(), self._plan.gateway()], self._plan.workers())
+        asking = [self._plan.router(), self._plan.gateway(), *self._plan.at_site()]
+        await self._supervisor.start(asking, self._plan.workers())
+
+    def _site(self) -> SiteRecord | None:
+        made = self._plan.site
+        return SiteRecord(name=NAME, nats_url=made.nats_url) if made is not None else None
 
     async def _stop(self) -> None:
         self._recorder.set(state="stopping")
