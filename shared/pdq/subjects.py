@@ -47,6 +47,8 @@ PURGE_ALL = "pdq.purge.*.*"
 
 NANOSECONDS = 1_000_000_000
 
+EDGE_ACK_WAIT_S = 5.0
+"""What a forwarder held that died waits for so long; nobody minds a request that is forwarded twice."""
 EDGE_ROOM_BYTES = 1 << 10
 """What a request's headers may grow by from its site to the hub's stream, the broker's own included."""
 
@@ -407,7 +409,8 @@ def consumers(limits: Limits, models: list[str]) -> list[ConsumerSpec]:
 
 def edge_consumers(limits: Limits) -> list[ConsumerSpec]:
     """Configuration of every durable consumer of a site's own broker."""
-    return [ConsumerSpec(EDGE, _pull(limits, FORWARDER_CONSUMER, edge_submit("*")) | ENDLESS)]
+    config = _pull(limits, FORWARDER_CONSUMER, edge_submit("*")) | ENDLESS | {"ack_wait": _ns(EDGE_ACK_WAIT_S)}
+    return [ConsumerSpec(EDGE, config)]
 
 
 def _reaper(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from pdq.bus.wire import (
     NO_MESSAGE,
     NO_STREAM,
     NOT_NOW,
+    OTHER_STREAM,
     Ack,
     ApiError,
     Stored,
@@ -81,13 +82,7 @@ class Bus(Connection):
             sent["Nats-Msg-Id"] = msg_id
         if expect_last is not None:
             sent["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        # The server would close a connection for one byte too many, and with it the service.
-        size = len(data) + headers_size(sent)
-        if size > self.max_payload:
-            raise Rejected(
-                f"payload of {size} bytes is over the broker's limit of {self.max_payload}",
-                code="payload_too_large",
-            )
+        self._check_size(data, sent)
         bound = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         give_up = time.monotonic() + bound
         while True:
@@ -105,13 +100,44 @@ class Bus(Connection):
                 raise Unavailable(f"publish to {subject}: {type(exc).__name__}") from exc
             await asyncio.sleep(min(0.1, max(0.0, give_up - time.monotonic())))
 
-    async def _publish_once(self, subject: str, data: bytes, headers: dict[str, str], give_up: float) -> Ack:
+    async def offer(self, subject: str, data: bytes, *, headers: Mapping[str, str], timeout_s: float) -> Ack:
+        """As `publish`, in one try: for whoever repeats it in an order of its own."""
+        sent = dict(headers)
+        self._check_size(data, sent)
+        with broker_errors(f"publish to {subject}"):
+            try:
+                return await self._publish_once(subject, data, sent, time.monotonic() + timeout_s, most_s=timeout_s)
+            except ApiError as exc:
+                raise publish_error(subject, exc) from exc
+
+    async def check_taken(self, subject: str, *, timeout_s: float) -> None:
+        """Raise Unavailable where no stream answers a publish to `subject`. Nothing is stored: it asks for a stream of
+        another name."""
+        with broker_errors(f"publish to {subject}"):
+            try:
+                await self._publish_once(subject, b"", {"Nats-Expected-Stream": "-"}, time.monotonic() + timeout_s)
+            except ApiError as exc:
+                if exc.code != OTHER_STREAM:
+                    raise publish_error(subject, exc) from exc
+
+    def _check_size(self, data: bytes, headers: dict[str, str]) -> None:
+        """Raise Rejected for what the server would close the connection for, and with it the service."""
+        size = len(data) + headers_size(headers)
+        if size > self.max_payload:
+            raise Rejected(
+                f"payload of {size} bytes is over the broker's limit of {self.max_payload}",
+                code="payload_too_large",
+            )
+
+    async def _publish_once(
+        self, subject: str, data: bytes, headers: dict[str, str], give_up: float, *, most_s: float = ATTEMPT_TIMEOUT_S
+    ) -> Ack:
         # Published while disconnected, it would lie in the client's buffer and run much later, unnoticed.
         while not self._nc.is_connected:
             if time.monotonic() >= give_up:
                 raise TimeoutError
             await asyncio.sleep(0.02)
-        wait = min(ATTEMPT_TIMEOUT_S, max(0.05, give_up - time.monotonic()))
+        wait = min(most_s, max(0.05, give_up - time.monotonic()))
         with heeding_cancel():
             message = await self._nc.request(subject, data, timeout=wait, headers=headers or None)
         answer = answer_of(message.data)

@@ -12,7 +12,7 @@ from pdq.errors import QueueFull, Rejected, Unavailable, WrongSequence
 # JetStream error codes (docs.nats.io, "JetStream API errors"), as met on server 2.15.
 NO_STREAM, NO_CONSUMER, NO_MESSAGE, DELETE_FAILED = 10059, 10014, 10037, 10057
 WRONG_LAST_SEQUENCE = (10071, 10164)
-STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS = 10077, 10054, 10158
+STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS, OTHER_STREAM = 10077, 10054, 10158, 10060
 NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
 """A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 

@@ -121,7 +121,7 @@ class Telemetry:
         }
         with self._ids.of(destination, request, stored_ns):
             begun = self._tracer.start_span(
-                stage if stage == "route" else f"process {stage}",
+                stage if stage in ("forward", "route") else f"process {stage}",
                 context.under(parent),
                 SpanKind.CONSUMER,
                 attributes,
