@@ -24,7 +24,7 @@ PARALLEL := --numprocesses 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ chaos: $(STAMP) ## requests while processes die, stop, drain and lose the networ
 
 resume: $(STAMP) ## streams that are cut and resumed while clients leave, gateways and decode die (N=100 SEED=7)
 	@$(BIN)/python -m tests.resume --requests $(or $(N),100) $(if $(SEED),--seed $(SEED))
+
+upgrade: $(STAMP) ## requests while services are replaced by those of later releases, and back (OLD=a working tree); docs/upgrades.md
+	@$(BIN)/python -m tests.upgrade $(if $(OLD),--old $(OLD))
 
 soak: $(STAMP) ## an hour of half load, every process watched for what it gains (MINUTES=60 WARM_UP=15); docs/soak.md
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --warm-up $(or $(WARM_UP),15)
