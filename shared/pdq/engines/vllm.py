@@ -72,16 +72,17 @@ class VllmEngine:
         os.environ.update(environment(self._settings))
         reports, doing = self._inbox.open(), ""
         clock = _Clock()
+        # In a thread by itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
+        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm"))
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 doing = f"waiting for the LMCache server at {self._kv.host}:{self._kv.http_port}"
                 await self._tier.wait_up()
-                clock.done("kv_tier")
                 version = importlib.metadata.version("lmcache")
                 await self._tier.check_fits(self._spec.chunk_tokens, HASH_ALGORITHM, version)
+                clock.done("kv_tier")
                 doing = "loading the model"
-                # By itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
-                await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
+                await importing
                 clock.done("engine_import")
                 self._llm = await _built(lambda: self._build(reports), cpus)
                 clock.done("engine_core")
@@ -102,6 +103,8 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
+        finally:
+            importing.cancel()
 
     @property
     def info(self) -> EngineInfo:

@@ -1,0 +1,111 @@
+"""`python -m tests.bench.cold_start`: from nothing to a worker that has served the request that waited for it.
+
+A request waits with no worker alive; then `pdq worker` is started, with the real engine. `--tier cold`: its LMCache
+server is started with it, as on a machine that has just come up; `warm`: it runs already. The parts are the worker's
+own (`pdq_worker_start_seconds`), and may overlap; `served` goes from the process's beginning to the first token, or to
+prefill's handoff.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from pdq.client import Client, new_request_id
+from pdq.settings import ModelSpec
+
+from tests.bench.stats import spread
+from tests.e2e.conftest import KvServer, default_model, real_stack
+from tests.stack import Stack, chat
+from tests.worker import Worker
+
+ROLES = ("prefill", "decode", "both")
+READY_S = 300.0
+QUESTION = "What is the capital of France? Say which river runs through it, and name one famous building there."
+
+
+def main() -> int:
+    options = _options()
+    spec = default_model()
+    runs = [asyncio.run(_once(spec, options.role, cold=options.tier == "cold")) for _ in range(options.repeats)]
+    if options.json:
+        sys.stdout.buffer.write(msgspec.json.encode(runs) + b"\n")
+    else:
+        print("\n".join(_table(runs, options.role, options.tier)))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.cold_start",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--role", choices=ROLES, default="prefill")
+    parser.add_argument("--tier", choices=("cold", "warm"), default="cold", help="of the LMCache server (cold)")
+    parser.add_argument("--repeats", type=int, default=3, help="(3)")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+async def _once(spec: ModelSpec, role: str, *, cold: bool) -> dict[str, float]:
+    """One start: seconds by part."""
+    with tempfile.TemporaryDirectory() as place:
+        server = KvServer(Path(place) / "lmcache", spec)
+        stack = real_stack(Path(place), spec, server)
+        stack.add("pdq_router")
+        try:
+            if not cold:
+                await server.start()
+            await stack.start()
+            return await _served(stack, spec, server, role, cold=cold)
+        finally:
+            stack.stop()
+            server.stop()
+
+
+async def _served(stack: Stack, spec: ModelSpec, server: KvServer, role: str, *, cold: bool) -> dict[str, float]:
+    bus = await stack.connect()
+    client, request = Client(bus, "local"), new_request_id()
+    worker = Worker(stack, role)
+    worker.ready_s = READY_S
+    order = "prefill-first" if role == "prefill" else "decode-only"
+    async with client.follow(request, catch_up=False) as follower:
+        await client.submit(chat(QUESTION, max_tokens=4), model=spec.slug, request=request, order=order)
+        began = time.monotonic()
+        worker.start()
+        starting = asyncio.create_task(server.start()) if cold else None
+        async for event in follower.events(READY_S):
+            if event.out is not None or (event.state is not None and event.state.event == "prefilled"):
+                break
+        served_s = time.monotonic() - began
+        if starting is not None:
+            await starting
+    await bus.close()
+    parts = await asyncio.to_thread(worker.start_s)
+    ending = time.monotonic()
+    if await asyncio.to_thread(worker.stop, 60):
+        raise SystemExit(f"the worker did not end in order:\n{worker.log.read_text()[-2_000:]}")
+    return {**parts, "served": served_s, "stop": time.monotonic() - ending}
+
+
+def _table(runs: list[dict[str, float]], role: str, tier: str) -> list[str]:
+    load = os.getloadavg()[0]
+    lines = [
+        f"{role}, LMCache server {tier}; {len(runs)} starts on {os.cpu_count()} cores, load average {load:.2f} after",
+        f"  {'part':<16}{'min s':>8}{'median s':>10}{'max s':>8}",
+    ]
+    for part in runs[0]:
+        found = spread([run[part] for run in runs])
+        lines.append(f"  {part:<16}{found.min:>8.2f}{found.median:>10.2f}{found.max:>8.2f}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
