@@ -9,6 +9,8 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from pdq import settings
 from pdq.bus import Bus
 from pdq.errors import Misconfigured, Unavailable
@@ -36,6 +38,10 @@ class Target(NamedTuple):
     layout: Layout
     stack: Record | None
     environ: Mapping[str, str]
+
+    def at(self, url: str) -> Target:
+        """The same at another broker."""
+        return self._replace(bus=msgspec.structs.replace(self.bus, url=url))
 
     @property
     def place(self) -> str:

@@ -41,6 +41,12 @@ async def queues(bus: Bus) -> list[Queue]:
     return sorted(found, key=lambda queue: (queue.model, queue.stage == "decode", LANES.index(queue.priority)))
 
 
+async def site(bus: Bus) -> dict[str, int] | None:
+    """How many requests wait at a site for its hub; None where there is no site. Raises Unavailable."""
+    info = await bus.stream_info(subjects.EDGE)
+    return None if info is None else {"waiting": int(info["state"]["messages"])}
+
+
 def worker(beat: WorkerBeat) -> dict[str, Any]:
     """One worker as JSON has it."""
     return {name: getattr(beat, name) for name in ("worker", "stage", "model", "contract", "slots", "busy")}

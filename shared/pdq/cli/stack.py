@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -238,6 +239,10 @@ def _stack_status(as_json: bool, nats_url: str) -> None:
         return
     if found["stack"]:
         output.line(_stack_text(found["stack"]))
+    if found["site"]:
+        output.line(f"\nrequests that wait at the site for the hub: {found['site']['waiting']}")
+        if not found["queues"]:
+            return
     output.line("\nqueue              waiting  running" if found["queues"] else "\nno queues: run `pdq init`")
     output.line(output.table([(_queue_name(q), q["waiting"], q["running"]) for q in found["queues"]]))
     output.line(f"\n{len(found['workers'])} workers alive")
@@ -248,15 +253,23 @@ def _stack_status(as_json: bool, nats_url: str) -> None:
 async def _collect(where: Target) -> dict[str, Any]:
     from pdq import operators
     from pdq.cli import connect, inspect
+    from pdq.errors import Unavailable
 
     stack = where.stack
-    found: dict[str, Any] = {"stack": None, "queues": [], "workers": []}
+    found: dict[str, Any] = {"stack": None, "site": None, "queues": [], "workers": []}
     if stack is not None:
         found["stack"] = described(stack) | {"processes": await inspect.processes(stack)}
-    if stack is None or stack.nats_url:
-        async with connect.bus(where) as bus:
+        if not stack.nats_url:
+            return found
+    async with connect.bus(where) as bus:
+        found["site"] = await inspect.site(bus)
+        if found["site"] is None:
             found["queues"] = [queue._asdict() for queue in await inspect.queues(bus)]
             found["workers"] = [inspect.worker(beat) for beat in await operators.workers(bus)]
+    if found["site"] is None and stack is not None and stack.site is not None:
+        with contextlib.suppress(Unavailable):
+            async with connect.bus(where.at(stack.site.nats_url)) as bus:
+                found["site"] = await inspect.site(bus)
     return found
 
 
