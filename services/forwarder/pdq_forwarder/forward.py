@@ -128,7 +128,7 @@ def name_of(delivery: Delivery) -> str:
 def onward(delivery: Delivery, trace: Mapping[str, str]) -> dict[str, str]:
     """Headers for the hub: the client's, the forwarder's span, and where and when the site stored it."""
     kept = {name: value for name, value in delivery.headers.items() if _is_the_clients(name)}
-    site = {SITE_SEQ_HEADER: str(delivery.seq), SITE_TIME_HEADER: f"{delivery.stored_s:.6f}"}
+    site = {SITE_SEQ_HEADER: str(delivery.seq), SITE_TIME_HEADER: f"{delivery.stored_s:.3f}"}
     return {**kept, **trace, **site}
 
 
