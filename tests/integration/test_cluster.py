@@ -24,6 +24,13 @@ async def leader(bus: Bus, cluster: Cluster, stream: str) -> Broker:
     return cluster.brokers[int(name.removeprefix("n"))]
 
 
+async def until_behind(stack: Stack) -> None:
+    """Until the router's gauges tell of a replica that is away."""
+    async with asyncio.timeout(60):
+        while not stack.metric(stack.services[0], "pdq_stream_replicas_behind"):
+            await asyncio.sleep(0.2)
+
+
 async def test_the_leader_dies_under_load(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     stack = Stack(
@@ -51,7 +58,7 @@ async def test_the_leader_dies_under_load(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)
         dying = await leader(bus, cluster, subjects.LOG)
         dying.kill()
-        await asyncio.sleep(2)
+        await until_behind(stack)
         dying.start()
         answers = await asyncio.gather(*running)
         await bus.close()

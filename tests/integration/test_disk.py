@@ -129,6 +129,7 @@ async def test_a_broker_with_a_full_disk_refuses_and_loses_nothing(stack: Stack,
         await until(lambda service=service: service.get("/readyz")[0] == 503)
         assert "disk is full" in service.get("/readyz")[1]
         assert service.get("/healthz")[0] == 200
+    await until(lambda: stack.metric(router, "pdq_broker_stores") == 0 < stack.metric(router, "pdq_broker_up"))
     await asyncio.sleep(5)
     assert grown(before, memories(stack)) == {}
 
@@ -145,6 +146,7 @@ async def test_a_broker_with_a_full_disk_refuses_and_loses_nothing(stack: Stack,
         assert stored.terminal == ["finished"] and stored.story == answer.story
     for service in (router, worker):
         await until(lambda service=service: service.get("/readyz")[0] == 200)
+    await until(lambda: stack.metric(router, "pdq_broker_stores") == 1)
     assert (await ask(client, body)).terminal == ["finished"]
     await bus.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.errors import UNREADABLE, Unavailable
+from pdq.errors import UNREADABLE, NotStored, Unavailable
 from pdq.messages import LANES, StageName, WorkerBeat, decode_json
 from pdq.telemetry.broker import ANY, BrokerMetrics, Queue, Reading, StageLoad, Stream, contracts_of
 
@@ -95,14 +95,29 @@ class Gauges:
             loads=tuple(loads),
             streams=tuple(filter(None, streams)),
             took_s=time.monotonic() - began,
+            stores=await self._stores(),
         )
+
+    async def _stores(self) -> bool:
+        try:
+            await self._bus.check_storing()
+        except NotStored:
+            return False
+        return True
 
     async def _stream(self, name: str) -> Stream | None:
         info = await self._bus.stream_info(name)
         if info is None:
             return None
         state, limit = info["state"], int(info["config"]["max_bytes"])
-        return Stream(name=name, messages=state["messages"], bytes=state["bytes"], max_bytes=max(0, limit))
+        replicas = info.get("cluster", {}).get("replicas", ())
+        return Stream(
+            name=name,
+            messages=state["messages"],
+            bytes=state["bytes"],
+            max_bytes=max(0, limit),
+            behind=sum(not replica.get("current", False) for replica in replicas),
+        )
 
     async def _queue(self, stage: str, model: str, priority: str, stream: str, consumer: str) -> Queue | None:
         info = await self._bus.consumer_info(stream, consumer)

@@ -52,15 +52,19 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     max_bytes: int
     """0: without a limit."""
+    behind: int = 0
+    """Replicas that are away, or lack what the leader has."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was read at one time. `took_s`: how long the broker needed for it."""
+    """All that was read at one time. `took_s`: how long the broker needed for it; `stores`: whether it kept what was
+    published last."""
 
     queues: tuple[Queue, ...]
     loads: tuple[StageLoad, ...]
     streams: tuple[Stream, ...]
     took_s: float
+    stores: bool = True
 
 
 class BrokerMetrics(Collector):
@@ -80,6 +84,7 @@ class BrokerMetrics(Collector):
         yield _gauge("pdq_broker_up", "Whether the broker answered the last time it was asked.", float(bool(reading)))
         if reading is not None:
             yield _gauge("pdq_broker_read_seconds", "How long the broker took to answer all of it.", reading.took_s)
+            yield _gauge("pdq_broker_stores", "Whether the broker keeps what is published.", float(reading.stores))
             yield from self._queues(reading.queues)
             yield from self._loads(reading.loads)
             yield from _streams(reading.streams)
@@ -132,12 +137,14 @@ def _streams(streams: tuple[Stream, ...]) -> Iterator[GaugeMetricFamily]:
     messages = GaugeMetricFamily("pdq_stream_messages", "Messages a stream holds.", labels=("stream",))
     size = GaugeMetricFamily("pdq_stream_bytes", "Bytes a stream holds.", labels=("stream",))
     used = GaugeMetricFamily("pdq_stream_used_ratio", "Share of a stream's byte limit, 0 to 1.", labels=("stream",))
+    behind = GaugeMetricFamily("pdq_stream_replicas_behind", "Replicas that are not current.", labels=("stream",))
     for stream in streams:
         messages.add_metric((stream.name,), stream.messages)
         size.add_metric((stream.name,), stream.bytes)
+        behind.add_metric((stream.name,), stream.behind)
         if stream.max_bytes:
             used.add_metric((stream.name,), stream.bytes / stream.max_bytes)
-    yield from (messages, size, used)
+    yield from (messages, size, used, behind)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
