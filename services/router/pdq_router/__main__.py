@@ -19,6 +19,7 @@ from pdq.tenants.limiter import Limiter
 from pdq.tenants.usage import TenantUsage
 
 from pdq_router.admission import Admission
+from pdq_router.bypass import Bypass
 from pdq_router.canary import sing
 from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
@@ -109,6 +110,8 @@ class Service:
                 group.create_task(feed.run()),
                 group.create_task(sing(bus, self.worker, self.limits.worker_ttl_s / 3)),
             ]
+            if self.router.prefill_start_s:
+                side.append(group.create_task(Bypass(bus, self.metrics, self.router.prefill_start_s).run()))
             await asyncio.wait([group.create_task(loop.run(self.stop)) for loop in loops])
             for task in side:
                 task.cancel()

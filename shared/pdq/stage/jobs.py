@@ -7,11 +7,26 @@ from collections.abc import Mapping
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.errors import QueueFull
-from pdq.messages import Job, PrefillJob, StageName, encode_job
+from pdq.messages import DecodeJob, Job, PrefillJob, Promise, StageName, encode_job
 
 
 def stage_of(job: Job) -> StageName:
     return "prefill" if isinstance(job, PrefillJob) else "decode"
+
+
+def handoff_of(job: Job, promise: Promise) -> DecodeJob:
+    """The decode job of a request whose prefill is done, or given up."""
+    return DecodeJob(
+        request=job.request,
+        tenant=job.tenant,
+        model=job.model,
+        priority=job.priority,
+        deadline=job.deadline,
+        prompt=job.prompt,
+        sampling=job.sampling,
+        promise=promise,
+        prefer=job.prefer,
+    )
 
 
 async def publish_job(bus: Bus, job: Job, headers: Mapping[str, str]) -> None:

@@ -34,10 +34,10 @@ import msgspec
 from pdq.bus import Bus
 from pdq.errors import Interrupted, NewerVersion, PdqError, Rejected
 from pdq.log import Entry, RequestLog, follow
-from pdq.messages import DecodeJob, ErrorInfo, Job, PrefillJob, Promise, StageName, State
+from pdq.messages import ErrorInfo, Job, PrefillJob, Promise, StageName, State
 from pdq.stage import claims
 from pdq.stage.attempt import Answer, Handoff, Outcome
-from pdq.stage.jobs import publish_job
+from pdq.stage.jobs import handoff_of, publish_job
 from pdq.stage.unclaimed import Unclaimed
 from pdq.stage.work import ClaimedJob
 from pdq.telemetry import Metrics
@@ -244,18 +244,7 @@ class Settlement:
 
     async def publish_handoff(self, job: Job, promise: Promise, headers: dict[str, str]) -> None:
         """Publish the decode job of a prefilled request; that it is queued already is success."""
-        handoff = DecodeJob(
-            request=job.request,
-            tenant=job.tenant,
-            model=job.model,
-            priority=job.priority,
-            deadline=job.deadline,
-            prompt=job.prompt,
-            sampling=job.sampling,
-            promise=promise,
-            prefer=job.prefer,
-        )
-        await publish_job(self._bus, handoff, headers)
+        await publish_job(self._bus, handoff_of(job, promise), headers)
 
 
 def _told(exc: Outcome | Exception) -> str:
