@@ -2,7 +2,8 @@
 
 Builds the project's images on stand-ins for their bases (stand_ins.py; PYTHON_IMAGE and NATS_IMAGE name real ones
 instead), starts the stack, sends real requests through it from outside and from inside, restarts and kills parts of it,
-looks at how its processes are confined, and takes all down again. Every step has a bound and says how long it took.
+looks at how its processes are confined, starts it again with a site at the edge, whose requests wait while the hub is
+stopped, and takes all down again. Every step has a bound and says how long it took.
 What needs images that are neither built here nor to be had (the profile `observability`) is not started.
 
 Needs Docker with compose and buildx, or root on Debian to get them; about 10 GB of memory and 15 GB of disk.
@@ -21,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +36,10 @@ STAND_INS = {"PYTHON_IMAGE": "pdq-stand-in/python:3.11", "NATS_IMAGE": "pdq-stan
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROJECT = f"pdq-test-{os.getpid()}"
 LONG_LIVED = ("nats", "lmcache", "router", "gateway", "prefill", "decode")
-OWN_IMAGES = ("cli", "nats", "lmcache", "router", "gateway", "prefill", "decode")
+AT_SITE = ("nats-edge", "forwarder", "gateway-edge")
+OWN_IMAGES = ("cli", "nats", "lmcache", "router", "gateway", "prefill", "decode", "forwarder")
+EDGE = {"COMPOSE_PROFILES": "edge", "NATS_CONFIG": "edge-hub.conf"}
+"""As in edge.env."""
 
 WHEEL_S, BUILD_S, UP_S, DOWN_S = 600.0, 2_400.0, 900.0, 120.0
 RESTART_S, REQUEST_S, COMMAND_S = 600.0, 180.0, 60.0
@@ -56,16 +61,18 @@ def main() -> None:
             "VERSION": PROJECT,
             "COMPOSE_PROGRESS": "plain",
         }
-        os.environ |= {"NATS_PORT": str(free_port()), "GATEWAY_PORT": str(free_port())} | cpu_halves()
+        os.environ |= {name: str(free_port()) for name in ("NATS_PORT", "GATEWAY_PORT")} | cpu_halves()
+        os.environ |= {name: str(free_port()) for name in ("EDGE_NATS_PORT", "EDGE_GATEWAY_PORT")}
         with step("base images"):
             base_images()
         with step("the CPU build of torch"):
             torch_wheel(Path(wheels))
         try:
             with step("build"):
-                compose("build", bound_s=BUILD_S)
+                compose("--profile", "edge", "build", bound_s=BUILD_S)
             print(sizes())
             use()
+            at_the_edge()
         except BaseException as exc:
             print(exc, file=sys.stderr)
             with suppress(SystemExit):
@@ -113,6 +120,36 @@ def use() -> None:
         check(running() == before, "a second `docker compose up` replaced containers")
 
 
+def at_the_edge() -> None:
+    """The same with a site, whose requests wait while the hub is away."""
+    with step("down, and up with a site"):
+        compose("down", "--timeout", "40", bound_s=DOWN_S)
+        os.environ.update(EDGE)
+        compose("up", "--detach", "--wait", bound_s=UP_S)
+    with step("over HTTP at the site"):
+        check(over_http("", "EDGE_GATEWAY_PORT") == 200, "the site's gateway does not answer on loopback")
+        check(waiting_at_site() == 0, "a request that is answered still waits at the site")
+    with step("confinement of the site"):
+        for service in (*AT_SITE, "nats"):
+            confined(service)
+    with step("accepted at the site while the hub is stopped, and answered once it is back"):
+        compose("stop", "nats", bound_s=RESTART_S)
+        with ThreadPoolExecutor(1) as aside:
+            asked = aside.submit(submit, "from the site", "EDGE_NATS_PORT", "edge")
+            settled(lambda: waiting_at_site() == 1, "the site does not keep a request for the hub")
+            check(not asked.done(), "a request was answered without the hub")
+            compose("start", "nats", bound_s=RESTART_S)
+            print(f"    {asked.result()['text'].strip()[:60]!r}")
+        check(waiting_at_site() == 0, "a request that is answered still waits at the site")
+
+
+def waiting_at_site() -> int:
+    """Requests that the site has and the hub has not acknowledged."""
+    told = compose("exec", "-T", "nats-edge", "wget", "-q", "-O", "-", "http://127.0.0.1:8222/jsz?streams=1&accounts=1")
+    streams = [stream for account in json.loads(told)["account_details"] for stream in account["stream_detail"]]
+    return int(next(stream["state"]["messages"] for stream in streams if stream["name"] == "PDQ_EDGE"))
+
+
 def recovers(label: str) -> None:
     """All services are healthy again, and KV moves again; until then requests are answered without it."""
     compose("up", "--detach", "--wait", "--no-recreate", *LONG_LIVED, bound_s=RESTART_S)
@@ -125,10 +162,10 @@ def recovers(label: str) -> None:
     raise SystemExit(f"FAILED: {label} no KV moved in {RECOVERY_TRIES} requests: {result}")
 
 
-def submit(label: str) -> dict[str, Any]:
+def submit(label: str, port: str = "NATS_PORT", tenant: str = "local") -> dict[str, Any]:
     """A prefill-first answer to a prompt that nothing has cached, through `pdq submit --json` on this machine."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PDQ_")}
-    environment["PDQ_NATS_URL"] = f"nats://127.0.0.1:{os.environ['NATS_PORT']}"
+    environment |= {"PDQ_NATS_URL": f"nats://127.0.0.1:{os.environ[port]}", "PDQ_TENANT": tenant}
     prompt = f"({label}) {QUESTION}"
     options = ["--json", "--order", "prefill-first", "--max-tokens", "16"]
     command = [sys.executable, "-m", "pdq", "submit", *options, prompt]
@@ -138,10 +175,10 @@ def submit(label: str) -> dict[str, Any]:
     return result
 
 
-def over_http(key: str) -> int:
-    """The status of a chat completion through the gateway's published port."""
+def over_http(key: str, port: str = "GATEWAY_PORT") -> int:
+    """The status of a chat completion through a gateway's published port."""
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8}).encode()
-    url = f"http://127.0.0.1:{os.environ['GATEWAY_PORT']}/v1/chat/completions"
+    url = f"http://127.0.0.1:{os.environ[port]}/v1/chat/completions"
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     try:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=REQUEST_S) as answer:

@@ -25,8 +25,8 @@ FROM ${PYTHON_IMAGE}
 RUN --mount=type=bind,source=infra/docker/build,target=/mnt sh /mnt/system.sh none
 COPY --from=packages /opt/pdq /opt/pdq
 COPY --from=app /opt/app /opt/pdq
-RUN install -d -o pdq -g pdq -m 0700 /secrets/nats /secrets/kv /secrets/grafana
-COPY infra/docker/make-secrets.sh infra/docker/fetch_model.py infra/models.toml /opt/pdq/share/
+RUN install -d -o pdq -g pdq -m 0700 /secrets/nats /secrets/site /secrets/kv /secrets/grafana
+COPY infra/docker/make-secrets.sh infra/docker/make_site.py infra/docker/fetch_model.py infra/models.toml /opt/pdq/share/
 ENV PATH=/opt/pdq/bin:$PATH \
     HOME=/tmp \
     HF_HOME=/var/lib/pdq/hub \

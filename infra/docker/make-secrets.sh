@@ -19,6 +19,8 @@ raw() { head -c "$1" /dev/urandom; }
 nats_variables() { printf 'JETSTREAM_KEY: "%s"\n' "$(hex 32)"; }
 
 make /secrets/nats/variables.conf nats_variables
+make /secrets/site/variables.conf nats_variables
+python /opt/pdq/share/make_site.py edge /secrets/nats /secrets/site
 make /secrets/kv/key raw 32
 make /secrets/grafana/admin_password hex 16
 # Grafana's own user reads it; its volume is mounted nowhere else.
