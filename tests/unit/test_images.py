@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pdq.up.machine import nats_server
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "infra" / "locks"
@@ -67,3 +71,26 @@ def test_an_image_is_pinned(name: str) -> None:
     image = services()[name]["image"]
     tag = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image).rpartition(":")[2]
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag), image
+
+
+def test_the_brokers_of_a_site_and_its_hub_take_what_secrets_makes(tmp_path: Path) -> None:
+    brokers = {"edge-hub.conf": tmp_path / "hub", "edge-site.conf": tmp_path / "site"}
+    for directory in brokers.values():
+        (directory / "secrets").mkdir(parents=True)
+        (directory / "secrets" / "variables.conf").write_text('JETSTREAM_KEY: "abc"\n')
+        for file in (ROOT / "infra" / "nats").glob("*.conf"):
+            shutil.copy(file, directory)
+    hub, site = (directory / "secrets" for directory in brokers.values())
+    script = ROOT / "infra" / "docker" / "make_site.py"
+    made = []
+    for _ in range(2):
+        subprocess.run([sys.executable, script, "edge", hub, site], check=True, timeout=60)
+        made.append([(hub / "hub.conf").read_text(), (site / "site.conf").read_text()])
+    assert made[0] == made[1]
+    seed = (site / "uplink.nk").read_text().strip()
+    assert seed in made[0][1] and seed not in made[0][0]
+    for name, directory in brokers.items():
+        tried = subprocess.run(
+            [nats_server(), "-t", "-c", directory / name], capture_output=True, text=True, timeout=60
+        )
+        assert tried.returncode == 0, tried.stderr
