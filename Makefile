@@ -24,10 +24,10 @@ PARALLEL := --numprocesses 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade soak bench-control bench-streams bench-kv verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade soak bench-control bench-streams bench-kv bench-cold-start verify-all times lint up down lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) model ## install everything into .venv and fetch the model (ENGINE=gpu for a GPU machine)
 
@@ -76,6 +76,9 @@ bench-streams: $(STAMP) ## a thousand SSE streams through one gateway, against a
 
 bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the bare store (MODES=host,file,... REPEATS=5)
 	@$(BIN)/python -m tests.bench.kv --repeats $(or $(REPEATS),5) $(if $(MODES),--modes $(MODES))
+
+bench-cold-start: $(STAMP) model ## from nothing to a worker with the real engine that has served what waited (ROLE=prefill TIER=cold REPEATS=3)
+	@$(BIN)/python -m tests.bench.cold_start --role $(or $(ROLE),prefill) --tier $(or $(TIER),cold) --repeats $(or $(REPEATS),3)
 
 verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
 	@$(BIN)/python -m tests.matrix $(MODES)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,9 +25,11 @@ from tests.stack import MODEL, Stack, completion
 from tests.worker import Worker
 
 BODY = completion("k" * 100, max_tokens=5)
+LONG = completion("k" * 100, max_tokens=60, ignore_eos=True)
 SLOW = {"PDQ_ENGINE_SIM_PROFILE": "llama2-70b-h100-tp8"}
 """About 30 ms a token."""
 SPANS_S = 20.0
+SCRIPT = Path(__file__).parents[2] / "infra/worker/pdq-worker.sbatch"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +49,9 @@ async def asking(alone: Stack) -> AsyncIterator[Client]:
     await bus.close()
 
 
-async def submitted(client: Client, **options: Any) -> str:
+async def submitted(client: Client, body: bytes = BODY, **options: Any) -> str:
     request = new_request_id()
-    await client.submit(options.pop("body", BODY), model=MODEL, request=request, **options)
+    await client.submit(body, model=MODEL, request=request, **options)
     return request
 
 
@@ -109,8 +116,7 @@ async def test_both_stages_come_from_zero_for_a_request_that_asks_for_them(alone
 
 
 async def test_a_busy_worker_is_not_idle(alone: Stack, asking: Client) -> None:
-    body = completion("k" * 100, max_tokens=60, ignore_eos=True)
-    request = await submitted(asking, body=body)
+    request = await submitted(asking, LONG)
     worker = Worker(alone, "both", "--idle-exit", "0.5", **SLOW)
     worker.start()
     answer = await follow_to_end(asking, request)
@@ -119,22 +125,26 @@ async def test_a_busy_worker_is_not_idle(alone: Stack, asking: Client) -> None:
     assert "released" not in answer.story
 
 
-async def test_a_signal_lets_finish_what_runs_and_the_log_says_why(alone: Stack, asking: Client) -> None:
-    body = completion("k" * 100, max_tokens=60, ignore_eos=True)
-    worker = Worker(alone, "both", **SLOW)
-    worker.start()
-    await asyncio.to_thread(worker.wait_ready)
-    assert worker.process is not None
+async def ended_in_mid_answer(client: Client, end: Callable[[], None]) -> Answer:
+    """A long answer, in whose midst `end` is called."""
     answer, told = Answer(new_request_id()), False
-    async with asking.follow(answer.request, catch_up=False) as follower:
-        await asking.submit(body, model=MODEL, request=answer.request)
+    async with client.follow(answer.request, catch_up=False) as follower:
+        await client.submit(LONG, model=MODEL, request=answer.request)
         async for event in follower.events(30):
             answer.take(event)
             if not told and len(answer.transcript.ids) >= 5:
-                worker.process.terminate()
                 told = True
-    code, last = await ended(worker)
+                end()
     assert told
+    return answer
+
+
+async def test_a_signal_lets_finish_what_runs_and_the_log_says_why(alone: Stack, asking: Client) -> None:
+    worker = Worker(alone, "both", **SLOW)
+    worker.start()
+    assert worker.process is not None
+    answer = await ended_in_mid_answer(asking, worker.process.terminate)
+    code, last = await ended(worker)
     assert (answer.terminal, answer.state.decode.attempt) == (["finished"], 1)
     assert code == 0 and "msg=stopped reason=SIGTERM" in last
 
@@ -151,6 +161,34 @@ async def test_it_listens_nowhere_when_the_health_server_is_off(alone: Stack) ->
     connections = psutil.Process(worker.process.pid).net_connections()
     assert [found.status for found in connections] == [psutil.CONN_ESTABLISHED]
     assert worker.stop() == 0
+
+
+def batch_script(stack: Stack, file: Path) -> subprocess.Popen[bytes]:
+    """The Slurm script as plain bash: both stages, without the LMCache server, of which the sim has no use."""
+    given = {"PDQ": str(Path(sys.executable).parent), "ENV_FILE": str(file), "KV_SERVER": "0", "IDLE_EXIT": "2"}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    with open(stack.directory / "sbatch.log", "wb") as out:
+        return subprocess.Popen(["bash", str(SCRIPT)], env=kept | given, stdout=out, stderr=out)
+
+
+async def test_the_batch_script_serves_and_ends_when_idle(alone: Stack, asking: Client) -> None:
+    request = await submitted(asking, order="prefill-first")
+    job = batch_script(alone, Worker(alone, "both").file)
+    answer = await follow_to_end(asking, request)
+    assert answer.terminal == ["finished"] and "prefilled" in answer.story
+    assert await asyncio.to_thread(job.wait, 20) == 0
+    assert "reason=idle" in (alone.directory / "sbatch.log").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+async def test_the_batch_script_drains_before_its_time_is_over(
+    number: signal.Signals, alone: Stack, asking: Client
+) -> None:
+    job = batch_script(alone, Worker(alone, "both", **SLOW).file)
+    answer = await ended_in_mid_answer(asking, lambda: job.send_signal(number))
+    assert (answer.terminal, answer.state.decode.attempt) == (["finished"], 1)
+    assert await asyncio.to_thread(job.wait, 20) == 0
+    assert "reason=SIGTERM" in (alone.directory / "sbatch.log").read_text().splitlines()[-1]
 
 
 class Stopping(Puller):
