@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,10 @@ class Manifests:
         file = directory / "models.toml"
         file.write_text(found["data"]["models.toml"], "utf-8")
         return load_models(file)
+
+
+Check = Callable[[Manifests], Iterator[str]]
+"""Yields faults, in words."""
 
 
 def selects(selector: Object, labels: Mapping[str, str]) -> bool:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import re
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pdq import settings, subjects
 from pdq.messages import LANES
 from pdq.settings import LimitSettings
 
 from tests.k8s import checks, keda
-from tests.k8s.manifests import K8S, OVERLAYS, ROOT, Manifests, number, render, render_secrets
+from tests.k8s.manifests import K8S, OVERLAYS, ROOT, Check, Manifests, number, render, render_secrets
+from tests.k8s.mounts import references, shared_memory, weights
 from tests.k8s.policies import reaches
 
 
@@ -38,12 +34,12 @@ def gpu() -> Manifests:
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
-def test_an_overlay_is_as_it_must_be(check: checks.Check, overlay: Manifests) -> None:
+def test_an_overlay_is_as_it_must_be(check: Check, overlay: Manifests) -> None:
     assert list(check(overlay)) == []
 
 
 def test_all_that_is_referred_to_is_there(overlay: Manifests, secrets: Manifests) -> None:
-    assert list(checks.references(secrets)(overlay)) == []
+    assert list(references(secrets)(overlay)) == []
 
 
 def test_every_overlay_is_tested() -> None:
@@ -60,7 +56,7 @@ def trigger(found: Manifests, name: str = "decode") -> dict[str, Any]:
     return first
 
 
-def variable(found: Manifests, pod: str, name: str) -> dict[str, Any]:
+def setting(found: Manifests, pod: str, name: str) -> dict[str, Any]:
     (one,) = (one for one in found.pod(pod).container["env"] if one["name"] == name)
     entry: dict[str, Any] = one
     return entry
@@ -71,7 +67,7 @@ def rule(found: Manifests, policy: str) -> dict[str, Any]:
     return first
 
 
-WRONG: dict[str, tuple[checks.Check, Change]] = {
+WRONG: dict[str, tuple[Check, Change]] = {
     "a field that does not exist": (checks.structure, lambda m: m.pod("router").container.update(prots=[])),
     "a field of a ScaledObject that does not": (checks.structure, lambda m: trigger(m)["metadata"].update(lag="1")),
     "a number where KEDA wants a string": (checks.structure, lambda m: trigger(m)["metadata"].update(consumer=1)),
@@ -95,16 +91,16 @@ WRONG: dict[str, tuple[checks.Check, Change]] = {
     ),
     "more slots than work is given to": (
         checks.scaling,
-        lambda m: variable(m, "prefill", "PDQ_WORKER_SLOTS").update(value="12"),
+        lambda m: setting(m, "prefill", "PDQ_WORKER_SLOTS").update(value="12"),
     ),
     "a number of replicas": (checks.scaling, lambda m: m.named("Deployment", "decode")["spec"].update(replicas=0)),
     "a variable that nothing reads": (
         checks.variables,
-        lambda m: variable(m, "decode", "PDQ_WORKER_SLOTS").update(name="PDQ_WORKER_SLOT"),
+        lambda m: setting(m, "decode", "PDQ_WORKER_SLOTS").update(name="PDQ_WORKER_SLOT"),
     ),
     "a value that is none": (
         checks.variables,
-        lambda m: variable(m, "decode", "PDQ_WORKER_SLOTS").update(value="many"),
+        lambda m: setting(m, "decode", "PDQ_WORKER_SLOTS").update(value="many"),
     ),
     "an image that nobody makes": (checks.images, lambda m: m.pod("router").container.update(image="pdq-roter:0.1.0")),
     "the latest image": (checks.images, lambda m: m.pod("router").container.update(image="pdq-router:latest")),
@@ -131,11 +127,11 @@ WRONG: dict[str, tuple[checks.Check, Change]] = {
     "links to services": (checks.confinement, lambda m: m.pod("lmcache").spec.pop("enableServiceLinks")),
     "the node's network": (checks.confinement, lambda m: m.pod("lmcache").spec.update(hostNetwork=True)),
     "a /dev/shm of one's own": (
-        checks.shared_memory,
+        shared_memory,
         lambda m: [one.pop("subPath", None) for one in m.pod("decode").container["volumeMounts"]],
     ),
     "any node's LMCache": (
-        checks.shared_memory,
+        shared_memory,
         lambda m: m.named("Service", "lmcache")["spec"].pop("internalTrafficPolicy"),
     ),
     "less grace than the drain takes": (
@@ -151,7 +147,7 @@ WRONG: dict[str, tuple[checks.Check, Change]] = {
         lambda m: m.pod("router").container["livenessProbe"]["httpGet"].update(port="health"),
     ),
     "weights of another model": (
-        checks.weights,
+        weights,
         lambda m: m.pod("model").container["args"].__setitem__(0, "org/other"),
     ),
 }
@@ -168,7 +164,7 @@ def test_what_is_wrong_is_found(wrong: str, gpu: Manifests) -> None:
 @pytest.mark.parametrize("secret", ["nkey-router", "nats-ca", "kv-key"])
 def test_a_secret_that_is_not_made_is_found(secret: str, gpu: Manifests, secrets: Manifests) -> None:
     fewer = Manifests([one for one in secrets.objects if one["metadata"]["name"] != secret])
-    assert list(checks.references(fewer)(gpu)) != []
+    assert list(references(fewer)(gpu)) != []
 
 
 # ---- who reaches whom
@@ -237,74 +233,6 @@ def test_decode_starts_with_prefill_and_not_after_it(overlay: Manifests) -> None
 def test_prefill_starts_once_decode_has_work_for_a_whole_worker(overlay: Manifests) -> None:
     assert wanted(overlay, "prefill", decode_high=7) == 0
     assert wanted(overlay, "prefill", decode_high=7, decode_excess=1) == 1
-
-
-# ---- secrets and the broker
-
-
-def test_secrets_are_made_once(tmp_path: Path) -> None:
-    command = [sys.executable, str(K8S / "secrets" / "make.py"), str(tmp_path / "made")]
-    first, second = (subprocess.run(command, capture_output=True, text=True, timeout=60, check=True) for _ in "12")
-    assert len(first.stdout.splitlines()) == 14 and second.stdout == ""
-    assert {file.stat().st_mode & 0o077 for file in tmp_path.rglob("*.key")} == {0}
-
-
-def test_secrets_are_not_committed() -> None:
-    ignored = subprocess.run(
-        ["git", "check-ignore", "infra/k8s/secrets/made/ca.key"], cwd=ROOT, capture_output=True, timeout=60, check=False
-    )
-    assert ignored.returncode == 0
-
-
-def values() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((K8S / "nats" / "values.yaml").read_text("utf-8"))
-    return found
-
-
-def as_the_chart_writes_it(config: dict[str, Any]) -> str:
-    """nats-server's configuration from our values, by what the chart's documentation says of their keys."""
-    server, js, tls = config["merge"], config["jetstream"], "/etc/nats-certs/nats"
-    lines = [
-        f"include {server['$include']};",
-        'server_name: "nats-0", port: 4222, http_port: 8222',
-        f'tls: {{cert_file: "..{tls[4:]}/tls.crt", key_file: "..{tls[4:]}/tls.key"}}',
-        'cluster: {name: "nats", port: 6222, routes: ["nats://nats-1.nats-headless:6222"]}',
-        f"jetstream: {{max_file_store: {js['fileStore']['maxSize']}, max_memory_store: {js['memoryStore']['maxSize']}",
-        *(f"{key}: {value.strip('<> ')}" for key, value in js["merge"].items()),
-        "}",
-        f"include {server['zzz$include']};",
-    ]
-    return "\n".join(lines)
-
-
-def test_the_broker_takes_its_configuration(tmp_path: Path, secrets: Manifests) -> None:
-    made = tmp_path / "pdq"
-    subprocess.run([sys.executable, K8S / "secrets" / "make.py", made], capture_output=True, timeout=60, check=True)
-    certs, home = tmp_path / "nats-certs" / "nats", tmp_path / "nats-config"
-    certs.mkdir(parents=True)
-    home.mkdir()
-    for name in ("tls.crt", "tls.key"):
-        (made / name).rename(certs / name)
-    (home / "nats.conf").write_text(as_the_chart_writes_it(values()["config"]), "utf-8")
-    server = Path(sysconfig.get_path("scripts"), "nats-server")
-    done = subprocess.run(
-        [server, "-t", "-c", "nats.conf"], cwd=home, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert secrets.named("Secret", "nats-server")["data"].keys() == {"accounts.conf", "variables.conf"}
-
-
-def test_the_broker_is_what_the_services_expect(overlay: Manifests, secrets: Manifests) -> None:
-    chart, environ = values(), overlay.environment(overlay.pod("router"))
-    limits = settings.load(LimitSettings, environ)
-    assert chart["config"]["cluster"]["replicas"] == limits.replicas == 3
-    assert chart["config"]["nats"]["tls"]["secretName"] in {one["metadata"]["name"] for one in secrets.of("Secret")}
-    compose = (ROOT / "docker-compose.yml").read_text("utf-8")
-    assert f"NATS_IMAGE:-nats:{chart['container']['image']['tag']}}}" in compose
-    reserved = sum(one.get("max_bytes", 0) for one in subjects.streams(limits.of_streams()))
-    store = chart["config"]["jetstream"]["fileStore"]
-    sizes = [int(size.removesuffix("Gi")) << 30 for size in (store["maxSize"], store["pvc"]["size"])]
-    assert reserved < sizes[0] < sizes[1]
 
 
 # ---- the page

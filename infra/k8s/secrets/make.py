@@ -2,7 +2,7 @@
 
 Keys and accounts of the broker (as `pdq nats accounts` makes them), its certificate and the authority behind it, the
 key of JetStream and that of tenants' KV. What is there stays: to renew the certificate, remove tls.crt and tls.key and
-run this again. Whoever has the directory has the deployment; without variables.conf the broker's volumes cannot be read.
+run this again. Whoever has it has the deployment; without variables.conf the broker's volumes cannot be read.
 """
 
 from __future__ import annotations
