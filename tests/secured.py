@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,8 @@ class SecuredStack(Stack):
     def write(self, *tenants: str, roles: Iterable[Role] = ROLES) -> None:
         """Add tenants and what roles lack a key, and write the broker's accounts with the observers in them."""
         self.keyring.write(tenants, roles=roles)
-        header, _, text = self.keyring.config.read_text().partition("accounts: ")
-        accounts = json.loads("".join(line for line in text.splitlines(True) if not line.lstrip().startswith("#")))
-        for account, seed in self.observers.items():
-            accounts[account]["users"].append({"nkey": public_key(seed)})
-        (self.directory / "observed.conf").write_text(f"{header}accounts: {json.dumps(accounts)}\n")
+        text = with_observers(self.keyring.config.read_text(), self.observers)
+        (self.directory / "observed.conf").write_text(text)
 
     def seed_file(self, name: str) -> Path:
         """Of a role, or else of a tenant."""
@@ -91,6 +88,16 @@ class SecuredStack(Stack):
                 return
             await asyncio.sleep(0.05)
         raise AssertionError(log.read_text()[-2_000:])
+
+
+def with_observers(text: str, observers: Mapping[str, str]) -> str:
+    """A broker's configuration with one more user in some accounts, by seeds, who may do all there."""
+    before, _, rest = text.partition("accounts: ")
+    plain = "".join(line for line in rest.splitlines(True) if not line.lstrip().startswith("#"))
+    accounts, end = json.JSONDecoder().raw_decode(plain)
+    for account, seed in observers.items():
+        accounts[account].setdefault("users", []).append({"nkey": public_key(seed)})
+    return f"{before}accounts: {json.dumps(accounts)}{plain[end:]}"
 
 
 class Peer:

@@ -30,7 +30,7 @@ from pdq.settings import BusSettings, LimitSettings, load
 from tests.broker import free_port
 from tests.certificates import Authority
 from tests.chaos.proxy import Proxy
-from tests.secured import Peer, SecuredStack
+from tests.secured import Peer, SecuredStack, with_observers
 from tests.stack import Service, Stack
 
 
@@ -129,7 +129,13 @@ class Site(Stack):
     """A site's broker, a leaf of the hub, and what runs there: `broker`, `uplink`, `services`."""
 
     def __init__(
-        self, hub: OpenHub | KeyedHub, name: str, *, limits: LimitSettings | None = None, **settings: str
+        self,
+        hub: OpenHub | KeyedHub,
+        name: str,
+        *,
+        limits: LimitSettings | None = None,
+        observed: Iterable[str] = (),
+        **settings: str,
     ) -> None:
         directory = hub.directory / f"site-{name}"
         directory.mkdir()
@@ -138,6 +144,8 @@ class Site(Stack):
         self.hub = hub
         self.keyed = isinstance(hub, KeyedHub)
         self.seeds: dict[SiteRole, str] = {role: make_seed() for role in SITE_ROLES} if self.keyed else {}
+        self.observers = {account: make_seed() for account in observed}
+        """Users who may do all within an account of the site's broker."""
         self.uplink = Line(hub.leaf_port)
         self.broker.jetstream = f'domain: "{name}"\n'
 
@@ -170,10 +178,10 @@ class Site(Stack):
         given = {"PDQ_NATS_URL": self.url, "PDQ_NATS_CONNECT_TIMEOUT_S": "5", **key}
         return await Bus.connect(load(BusSettings, given), "test")
 
-    async def peer(self, role: SiteRole = "client") -> Peer:
-        """As `connect`, without pdq between."""
-        key = {"nkeys_seed_str": self.seeds[role]} if self.keyed else {}
-        return await Peer.connect(self.url, **key)
+    async def peer(self, name: str = "client") -> Peer:
+        """As `connect`, without pdq between; also as the observer of an account."""
+        seeds = {**self.seeds, **self.observers}
+        return await Peer.connect(self.url, **({"nkeys_seed_str": seeds[name]} if self.keyed else {}))
 
     async def linked(self, within_s: float = 20) -> None:
         """Wait until a question from the site reaches the hub, and an answer comes back."""
@@ -195,7 +203,8 @@ class Site(Stack):
             f"{scheme}://127.0.0.1:{self.uplink.proxy.port}", self.hub.uplink_seed(self.name), self.hub.tls_ca
         )
         keys = {role: (public_key(seed),) for role, seed in self.seeds.items()}
-        return render_site(self.name, uplink, keys, anybody=not self.keyed) + "server_name: $PDQ_SITE\n"
+        text = render_site(self.name, uplink, keys, anybody=not self.keyed) + "server_name: $PDQ_SITE\n"
+        return with_observers(text, self.observers)
 
 
 async def _answer(message: Msg) -> None:
