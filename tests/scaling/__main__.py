@@ -29,7 +29,7 @@ def main() -> int:
         max_replicas=options.max_replicas,
         polling_s=1.0,
         cooldown_s=5.0,
-        together=not options.apart,
+        apart=options.apart,
         idle_exit_s=options.idle_exit,
     )
     directory = Path(tempfile.mkdtemp(prefix="pdq-scaling-"))
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-n", "--requests", type=int, default=200, help="how many requests (default: %(default)s)")
     parser.add_argument("-s", "--seed", type=int, default=7, help="of prompts and lengths (default: %(default)s)")
     parser.add_argument("--max-replicas", type=int, default=3, help="of each role (default: %(default)s)")
-    parser.add_argument("--apart", action="store_true", help="decode counts its own jobs alone")
+    parser.add_argument("--apart", action="store_true", help="each role by its own jobs alone")
     parser.add_argument("--idle-exit", type=float, default=0.0, help="workers end by themselves when idle so long")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     options = parser.parse_args()

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 from pdq.messages import StageName
 
-from tests.scaling.keda import Replicas, Scaled, Sum
+from tests.scaling.keda import Number, Replicas, Scaled
 from tests.stack import Stack
 
 EXIT_S = 30.0
@@ -27,7 +27,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the driver began."""
     role: StageName
     lag: float | None
-    """The scaler's number; None: there was none."""
+    """The scaler's number, of all its triggers; None: there was none."""
     replicas: int
     """Wanted, as of this look."""
     processes: int
@@ -112,13 +112,13 @@ class Scaling(msgspec.Struct, frozen=True):
     """A role under the driver."""
 
     deployment: Deployment
-    lags: Sum
+    number: Number
     policy: Policy
     polling_s: float
 
     @classmethod
     def of(cls, deployment: Deployment, scaled: Scaled, policy: Policy | None = None) -> Scaling:
-        return cls(deployment, Sum(scaled.triggers), policy or Replicas(scaled), scaled.polling_s)
+        return cls(deployment, Number(scaled), policy or Replicas(scaled), scaled.polling_s)
 
 
 class Driver:
@@ -155,7 +155,7 @@ class Driver:
     async def _drive(self, scaling: Scaling) -> None:
         deployment = scaling.deployment
         while True:
-            lag = await asyncio.to_thread(scaling.lags.value)
+            lag = await asyncio.to_thread(scaling.number.value)
             now = time.monotonic() - self._began
             wanted = scaling.policy.decide(lag, deployment.replicas, now)
             deployment.scale(wanted)

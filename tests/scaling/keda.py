@@ -19,6 +19,8 @@ import msgspec
 from pdq import subjects
 from pdq.messages import LANES, StageName
 
+from tests.k8s.manifests import number
+
 TIMEOUT_S = 3.0
 TOLERANCE = 0.1
 """So far from its target may a metric be before the autoscaler does anything."""
@@ -125,36 +127,63 @@ def _leader(consumer: dict[str, Any]) -> str:
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
-    """A ScaledObject: triggers by name, summed, and what the sum is to lead to."""
+    """A ScaledObject: triggers by name, a formula of them, and what its value is to lead to."""
 
     triggers: dict[str, Trigger]
+    formula: str = "0"
     target: float
-    """So much of the sum is one replica's."""
+    """So much of the value is one replica's."""
     activation: float = 0.0
-    """What the sum must be above to wake the workload."""
+    """What the value must be above to wake the workload."""
     max_replicas: int = 100
     polling_s: float = 30.0
     cooldown_s: float = 300.0
     """From the last time it was active to zero replicas."""
     stabilization_s: float = 300.0
     """How long the autoscaler holds the most that was wanted, before there are fewer, though more than zero."""
-    fallback: int | None = None
-    """Replicas while there is no number, ..."""
+    fallback: int = 0
+    """At least so many replicas while there is no number, and as many as there are (`currentReplicasIfHigher`), ..."""
     fallback_after: int = 3
-    """... and after so many failures in a row."""
+    """... after so many failures in a row."""
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], endpoint: str, account: str, slug: str) -> Scaled:
+        """As a manifest has it, but for where the broker is, and whose model `slug` is."""
+        spec = manifest["spec"]
+        modifiers = spec["advanced"]["scalingModifiers"]
+        down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+        triggers = {}
+        for trigger in spec["triggers"]:
+            meta = trigger["metadata"]
+            lane = meta["consumer"].rpartition("-")[2]
+            triggers[trigger["name"]] = Trigger(
+                endpoint=endpoint, account=account, stream=meta["stream"], consumer=f"{slug}-{lane}"
+            )
+        return cls(
+            triggers=triggers,
+            formula=modifiers["formula"],
+            target=float(modifiers["target"]),
+            activation=float(modifiers["activationTarget"]),
+            max_replicas=spec["maxReplicaCount"],
+            polling_s=spec["pollingInterval"],
+            cooldown_s=spec["cooldownPeriod"],
+            stabilization_s=down["stabilizationWindowSeconds"],
+            fallback=spec["fallback"]["replicas"],
+            fallback_after=spec["fallback"]["failureThreshold"],
+        )
 
 
-class Sum:
+class Number:
     """`advanced.scalingModifiers`: one number of all triggers, or none where one of them has none."""
 
-    def __init__(self, triggers: Mapping[str, Trigger], fetch: Fetch = get_json) -> None:
-        self._triggers = triggers
+    def __init__(self, scaled: Scaled, fetch: Fetch = get_json) -> None:
+        self._scaled = scaled
         self._fetch = fetch
-        self._scalers = {name: Scaler(trigger, fetch) for name, trigger in triggers.items()}
+        self._scalers = {name: Scaler(trigger, fetch) for name, trigger in scaled.triggers.items()}
 
     def value(self) -> float | None:
         try:
-            return sum(self._lag(name) for name in self._triggers)
+            return number(self._scaled.formula, {name: self._lag(name) for name in self._scaled.triggers})
         except Unknown:
             return None
 
@@ -163,7 +192,7 @@ class Sum:
         try:
             return self._scalers[name].lag()
         except Unknown:
-            self._scalers[name] = Scaler(self._triggers[name], self._fetch)
+            self._scalers[name] = Scaler(self._scaled.triggers[name], self._fetch)
             return self._scalers[name].lag()
 
 
@@ -177,12 +206,11 @@ class Replicas:
         self._wanted: list[tuple[float, int]] = []
 
     def decide(self, value: float | None, current: int, now: float) -> int:
-        """value: the sum of the lags; None: unknown."""
+        """value: of the formula; None: unknown."""
         scaled = self._scaled
         if value is None:
             self._failures += 1
-            told = scaled.fallback is not None and self._failures >= scaled.fallback_after
-            return scaled.fallback if told and scaled.fallback is not None else current
+            return max(current, scaled.fallback) if self._failures >= scaled.fallback_after else current
         self._failures = 0
         if value > scaled.activation:
             self._active_at = now
@@ -204,10 +232,11 @@ class Replicas:
         return min(scaled.max_replicas, max(one for _, one in self._wanted))
 
 
-def of_stage(stage: StageName, model: str, endpoint: str, account: str = "$G") -> dict[str, Trigger]:
-    """The triggers of a stage of a model, by lane."""
+def of_stage(stage: StageName, model: str, endpoint: str, account: str = "$G") -> Scaled:
+    """What a stage of a model has waiting and running, all lanes together."""
     stream = subjects.STAGE_STREAM[stage]
-    return {
+    triggers = {
         lane: Trigger(endpoint=endpoint, account=account, stream=stream, consumer=subjects.consumer(model, lane))
         for lane in LANES
     }
+    return Scaled(triggers=triggers, formula=" + ".join(triggers), target=1)

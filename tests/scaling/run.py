@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import yaml
 from pdq import subjects, traces
 from pdq.bus import Bus
 from pdq.client import Client
@@ -23,6 +24,7 @@ from tests.chaos.check import violations
 from tests.chaos.plan import Ask
 from tests.chaos.reference import reference
 from tests.chaos.run import read
+from tests.pages import ROOT
 from tests.scaling.driver import Deployment, Driver, Scaling, Starter, changes, of_role, troubles, worker_seconds
 from tests.scaling.keda import Scaled, of_stage
 from tests.scaling.report import Burst, Report, Request
@@ -30,8 +32,9 @@ from tests.stack import MODEL, Stack
 
 ROLES: tuple[StageName, ...] = ("prefill", "decode")
 LIMITS = LimitSettings(ack_wait_s=5.0, worker_ttl_s=3.0)
-SLOTS, TARGET = 4, 8
-"""A replica is there for what it runs, and as much that waits: so it is busy when it is told to end."""
+SLOTS = 4
+"""Half of the manifests' target: a replica has as much waiting as running, and is busy when it is told to end."""
+MANIFESTS = ROOT / "infra/k8s/base/scaling.yaml"
 PREFILL_START_S = 120.0
 MOST_TRACES = 6
 BOUND_S = 240.0
@@ -51,8 +54,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cooldown_s: float = 1.5
     stabilization_s: float = 0.0
     """Kubernetes waits 300 s before there are fewer; without it, busy workers are told to end again and again."""
-    together: bool = True
-    """Decode counts prefill's jobs too, so that both start at once."""
+    apart: bool = False
+    """Each role by its own jobs alone, whatever the manifest's formula: then decode starts after prefill."""
     idle_exit_s: float = 0.0
     """Above 0: nobody ends a worker but itself."""
 
@@ -110,13 +113,12 @@ def driver_of(stack: Stack, monitoring: str, plan: Plan) -> tuple[Driver, dict[S
 
 
 def scaled(role: StageName, monitoring: str, plan: Plan) -> Scaled:
-    triggers = of_stage(role, MODEL, monitoring)
-    if role == "decode" and plan.together:
-        before = of_stage("prefill", MODEL, monitoring)
-        triggers |= {f"prefill_{lane}": trigger for lane, trigger in before.items()}
-    return Scaled(
-        triggers=triggers,
-        target=TARGET,
+    """The ScaledObject of infra/k8s, in shorter times."""
+    manifests = {one["metadata"]["name"]: one for one in yaml.safe_load_all(MANIFESTS.read_text("utf-8")) if one}
+    whole = Scaled.of(manifests[role], monitoring, "$G", MODEL)
+    return msgspec.structs.replace(
+        whole,
+        formula=of_stage(role, MODEL, monitoring).formula if plan.apart else whole.formula,
         max_replicas=plan.max_replicas,
         polling_s=plan.polling_s,
         cooldown_s=plan.cooldown_s,
@@ -179,7 +181,7 @@ async def _request(bus: Bus, plan: Plan, asked: Asked, events: Sequence[Event], 
         request=asked.ask.request,
         burst=burst,
         submitted=submitted,
-        needs={"prefill": (submitted, prefilled), "decode": (submitted if plan.together else prefilled, ended)},
+        needs={"prefill": (submitted, prefilled), "decode": (prefilled if plan.apart else submitted, ended)},
         first_token_s=round((first.time_s if first is not None else ended) - submitted, 3),
         lasted_s=round(ended - submitted, 3),
         given_back=sum(state.event == "released" and state.cause == "drain" for state in states),

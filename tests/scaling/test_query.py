@@ -16,7 +16,7 @@ from pdq.messages import LANES, Lane, StageName
 from pdq.settings import BusSettings, LimitSettings
 
 from tests.broker import Broker, Cluster, free_port
-from tests.scaling.keda import Replicas, Scaled, Scaler, Sum, Trigger, Unknown, get_json, monitoring_url, of_stage
+from tests.scaling.keda import Number, Replicas, Scaled, Scaler, Trigger, Unknown, get_json, monitoring_url, of_stage
 from tests.secured import SecuredStack
 from tests.stack import MODEL
 
@@ -51,8 +51,8 @@ def endpoint(broker: Broker) -> str:
     return broker.more.partition('http: "')[2].partition('"')[0]
 
 
-def summed(stage: StageName, host: str, account: str = "$G") -> Sum:
-    return Sum(of_stage(stage, MODEL, host, account))
+def summed(stage: StageName, host: str, account: str = "$G") -> Number:
+    return Number(of_stage(stage, MODEL, host, account))
 
 
 async def queue(bus: Bus, *requests: str, stage: StageName = "decode", lane: Lane = "normal") -> None:
@@ -60,7 +60,7 @@ async def queue(bus: Bus, *requests: str, stage: StageName = "decode", lane: Lan
         await bus.publish(subjects.job(stage, MODEL, lane, "local", request), b"a job", msg_id=f"{stage}.{request}")
 
 
-async def comes_to(lags: Sum, wanted: int | None) -> None:
+async def comes_to(lags: Number, wanted: int | None) -> None:
     """Until the scaler's number is as wanted."""
     give_up = time.monotonic() + PATIENCE_S
     while (found := await asyncio.to_thread(lags.value)) != wanted:
@@ -264,6 +264,7 @@ def test_without_a_number_nothing_changes_until_the_fallback() -> None:
     assert [none.decide(None, 2, now) for now in range(20)] == [2] * 20
     falls_back = Replicas(Scaled(triggers={}, target=4, fallback=1, fallback_after=3))
     assert [falls_back.decide(None, 0, now) for now in range(4)] == [0, 0, 1, 1]
+    assert falls_back.decide(None, 3, 4.0) == 3, "nobody is stopped meanwhile"
     assert falls_back.decide(0, 0, 5.0) == 0
     assert falls_back.decide(None, 0, 6.0) == 0
 
