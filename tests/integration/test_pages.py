@@ -128,7 +128,8 @@ def test_the_http_page_has_the_status_of_every_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_names_in_capitals_that_a_page_has_exist(page: str) -> None:
-    streams = {str(stream["name"]) for stream in subjects.streams(settings.LimitSettings().of_streams())}
+    sizes = settings.LimitSettings().of_streams()
+    streams = {str(stream["name"]) for stream in subjects.streams(sizes) + subjects.edge_streams(sizes, 1)}
     named = set(re.findall(r"\b(?:KV_)?PDQ_[A-Z_]+\b(?!\*)", text_of(page)))
     # A typing error that a page shows on purpose.
     assert named - settings.known_variables() - streams <= {"PDQ_TENNANT", "PDQ_LIMIT_"}

@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(
     assert shown.startswith("pdq: os_error: ") and "/proc/none" in shown
 
 
-@pytest.mark.parametrize("name", ["a.b", "a b", "*", ">", "", "é", "s-17", "x" * 65, "x" * 5000])
+@pytest.mark.parametrize("name", ["a.b", "a b", "*", ">", "", "é", "s-17", "e-17", "x" * 65, "x" * 5000])
 def test_a_request_id_that_no_subject_can_hold_is_refused_before_anything_is_sent(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +141,7 @@ def test_a_request_id_that_no_subject_can_hold_is_refused_before_anything_is_sen
 
 def test_a_name_of_the_broker_may_be_asked_for() -> None:
     assert prompt.check_request("s-17", reserved=True) == "s-17"
+    assert prompt.check_request("e-17", reserved=True) == "e-17"
 
 
 def test_version_as_json(capfd: pytest.CaptureFixture[str]) -> None:
