@@ -68,6 +68,9 @@ upgrade: $(STAMP) ## requests while services are replaced by those of later rele
 scaling: $(STAMP) ## workers from zero and back by KEDA's own number, drawn over time (N=200 SEED=7); docs/scaling.md
 	@$(BIN)/python -m tests.scaling --requests $(or $(N),200) $(if $(SEED),--seed $(SEED))
 
+edge: $(STAMP) ## requests at a site while its uplink, broker, forwarder and hub break (N=200 SEED=7); docs/edge.md
+	@$(BIN)/python -m tests.edge --requests $(or $(N),200) $(if $(SEED),--seed $(SEED))
+
 soak: $(STAMP) ## an hour of half load, every process watched for what it gains (MINUTES=60 WARM_UP=15); docs/soak.md
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --warm-up $(or $(WARM_UP),15)
 
