@@ -128,11 +128,11 @@ class Router:
             except Retryable as exc:
                 log.warning("route: %s", exc, extra={"request_id": submit.request})
                 span.fail(exc.code, str(exc))
+                self._metrics.gave_back("route", exc.code)
                 await delivery.nak_for_now()
 
     def _read(self, delivery: Delivery) -> tuple[Submit, Rejected | None]:
         """The submit, and what is wrong with its headers. A bad name fails under the sequence's name."""
-                self._metrics.gave_back("route", exc.code)
         where = subjects.parse_submit(delivery.subject)
         numbered = prepare.sequence_id(delivery.headers, delivery.seq)
         known: dict[str, Any] = {
