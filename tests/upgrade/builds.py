@@ -29,6 +29,9 @@ class Build(NamedTuple):
         """For PYTHONPATH."""
         return ":".join(str(self.root / part) for part in ("shared", *(f"services/{name}" for name in SERVICES)))
 
+    def has(self, module: str) -> bool:
+        return (self.root / "services" / module.removeprefix("pdq_")).is_dir()
+
 
 Change = Callable[[Path], None]
 """Applied to a copy of the present build."""

@@ -15,7 +15,7 @@ from pdq.messages import TERMINAL
 from pdq.settings import LimitSettings
 
 from tests.stack import Service, Stack
-from tests.upgrade.builds import ADDED, Build
+from tests.upgrade.builds import ADDED, Build, present
 from tests.upgrade.traffic import Asked
 
 LIMITS = LimitSettings(ack_wait_s=1.5, worker_ttl_s=2.5)
@@ -23,12 +23,12 @@ SETTINGS = {
     # Less than an answer takes: those under way go on with a worker of another build.
     "PDQ_WORKER_DRAIN_S": "0.2",
     "PDQ_ENGINE_SIM_PROFILE": "llama3-8b-h100*3",
-    "PDQ_GATEWAY_DRAIN_S": "30",
 }
 MODULES = ("pdq_router", "pdq_prefill", "pdq_decode", "pdq_decode", "pdq_gateway", "pdq_gateway")
 ROUTER_FIRST = (0, 1, 2, 3, 4, 5)
 WORKERS_FIRST = (3, 2, 1, 0, 5, 4)
 GATEWAYS_FIRST = (5, 4, 3, 2, 1, 0)
+READERS_FIRST = (5, 4, 0, 1, 2, 3)
 """Places in `MODULES`."""
 
 
@@ -39,9 +39,13 @@ class Fleet:
         own: dict[str, Any] = {**SETTINGS, **settings}
         self.stack = Stack(directory, limits=LIMITS, **own)
         for module in modules:
-            self._set(self.stack.add(module), build)
+            # Settings of a gateway are unknown to releases that have none.
+            more = {"PDQ_GATEWAY_DRAIN_S": "30"} if module == "pdq_gateway" else {}
+            self._set(self.stack.add(module, **more), build)
 
     def _set(self, service: Service, build: Build) -> None:
+        # What an earlier release did not have yet is of this one.
+        build = build if build.has(service.module) else present()
         place = self.stack.services.index(service)
         service.environment = {
             **service.environment,

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
+from tests.chaos.plan import ORDERS
 from tests.upgrade import builds
 from tests.upgrade.builds import Build
-from tests.upgrade.fleet import GATEWAYS_FIRST, MODULES, ROUTER_FIRST, WORKERS_FIRST, Fleet, Seen, look, violations
+from tests.upgrade.fleet import (
+    GATEWAYS_FIRST,
+    MODULES,
+    READERS_FIRST,
+    ROUTER_FIRST,
+    WORKERS_FIRST,
+    Fleet,
+    look,
+    violations,
+)
 from tests.upgrade.traffic import Traffic
+
+PAUSE_S = 3.0
+"""After each service, at most: where a release was passed over, requests wait for the next one."""
 
 Told = Callable[[str], None]
 Roll = tuple[Build, Sequence[int]]
@@ -57,6 +71,7 @@ def upgrades(directory: Path) -> dict[str, tuple[Build, list[Roll]]]:
             now,
             [(reads, WORKERS_FIRST), (writes, WORKERS_FIRST[:half]), (reads, WORKERS_FIRST[:half])],
         ),
+        "a release passed over": (now, [(writes, READERS_FIRST)]),
         "gateways first": (now, [(reads, GATEWAYS_FIRST), (writes, GATEWAYS_FIRST)]),
     }
 
@@ -70,19 +85,22 @@ def between(old: Path) -> dict[str, tuple[Build, list[Roll]]]:
     }
 
 
-async def run(name: str, directory: Path, first: Build, rolls: Sequence[Roll], told: Told) -> Report:
-    """Carry one out in an empty directory. Whatever happens, no process is left behind."""
+async def run(
+    name: str, directory: Path, first: Build, rolls: Sequence[Roll], told: Told, orders: Collection[str] = ORDERS
+) -> Report:
+    """Carry one out in an empty directory, with requests of `orders`. Whatever happens, no process is left behind."""
     fleet, began, replaced = Fleet(directory, first), time.monotonic(), 0
     try:
         await fleet.stack.start()
-        async with Traffic(fleet.gateways, seed=len(name)) as traffic:
+        async with Traffic(fleet.gateways, seed=len(name), orders=orders) as traffic:
             for build, places in rolls:
                 for place in places:
                     await fleet.replace(place, build)
                     replaced += 1
                     told(f"{name}: {MODULES[place]} is {build.name}, {traffic.ended} requests")
-                    await traffic.more(3)
-        seen: Seen = await look(fleet)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(traffic.more(3), PAUSE_S)
+        seen = await look(fleet)
     finally:
         await asyncio.to_thread(fleet.stack.stop)
     return Report(

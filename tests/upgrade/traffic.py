@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count, cycle
 from typing import Any
 
@@ -44,11 +44,11 @@ class Asked:
         return "" if got == right else f"{got}, not {right}"
 
 
-def asks(seed: int) -> Iterator[Ask]:
-    """Without end: prompts and fields of a chaos run, of all orders, with and without state over the output."""
+def asks(seed: int, orders: Collection[str]) -> Iterator[Ask]:
+    """Without end: prompts and fields of a chaos run, with and without state over the output."""
     for number in count():
         for ask in plan.make(seed + number, 100, 1.0).asks:
-            if ask.fields["max_tokens"] > 1:
+            if ask.fields["max_tokens"] > 1 and ask.order in orders:
                 yield ask
 
 
@@ -56,10 +56,10 @@ class Traffic:
     """`AT_ONCE` requests at any time, as long as the context lasts. A gateway that is not there is passed over, as by
     any load balancer; no other failure is."""
 
-    def __init__(self, urls: Sequence[str], seed: int) -> None:
+    def __init__(self, urls: Sequence[str], seed: int, orders: Collection[str] = plan.ORDERS) -> None:
         self.asked: list[Asked] = []
         self._urls = cycle(urls)
-        self._asks = asks(seed)
+        self._asks = asks(seed, orders)
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 

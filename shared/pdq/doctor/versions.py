@@ -57,7 +57,7 @@ def _compared(model: str, name: str, by_worker: dict[str, str]) -> Finding:
         subject=model,
         value=" | ".join(versions),
         limit="equal",
-        trap="a second attempt may compute another answer, and fails then; numbers of another torch may differ",
+        trap="releases that are not neighbours may not work together; numbers of another torch may differ",
         cure="one image for all services; while versions are being rolled, wait for the end of it",
     )
 

@@ -108,7 +108,7 @@ class StageWorker:
             except Retryable as exc:
                 # The broker did not take our word, or a newer build's is beyond us: whoever is given the message next
                 # goes by the state.
-                log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request})
+                log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request, "code": exc.code})
                 span.fail(exc.code, str(exc))
                 self._metrics.gave_back(self.stage, exc.code)
                 await delivery.nak_for_now()
