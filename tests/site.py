@@ -90,6 +90,7 @@ class Line:
 
     def stop(self) -> None:
         if not self._thread.is_alive():
+            self._loop.close()
             return
         self._run(self.proxy.close())
         self._run(self._gone())
