@@ -26,9 +26,10 @@ from pdq.engines.factory import create
 from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
 from pdq.kv.contract import read_key, salt
-from pdq.messages import LANES, DecodeJob, DrainReply, StageName, WorkerBeat, encode_json, unpack_ids
+from pdq.messages import LANES, DecodeJob, DrainReply, StageName, encode_json, unpack_ids
 from pdq.service import Check, HealthServer, Stop, log_settings
 from pdq.stage import Handler, Loop, StageWorker
+from pdq.stage.beats import Beats, Stage
 from pdq.stage.costs import CostMeter
 from pdq.stage.delegation import Delegation
 from pdq.stage.fleet import Fleet
@@ -93,10 +94,11 @@ async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: Stop)
             host.engine_running(),
             host.parts(telemetry) as parts,
         ):
-            metrics.worker(role, spec.slug, engine.info.name)
-            await host.work(
-                {stage: make(engine, read_key(settings.kv.key_file)) for stage, make in stages.items()}, parts
-            )
+            # A stop while the engine starts is no failure.
+            if not stop.is_set():
+                metrics.worker(role, spec.slug, engine.info.name)
+                key = read_key(settings.kv.key_file)
+                await host.work({stage: make(engine, key) for stage, make in stages.items()}, parts)
     finally:
         await asyncio.to_thread(telemetry.close)
 
@@ -126,9 +128,8 @@ class _Host:
         self._start = start
         self._stop = stop
         self._started = False
-        self._loops: dict[StageName, Loop] = {}
-        self._costs: dict[StageName, CostMeter] = {}
-        self._listed: set[StageName] = set()
+        self._stages: dict[StageName, Stage] = {}
+        self._beats: Beats | None = None
         self._kv_usage = 0.0
         self._staging: Staging | None = None
         self._idle: Idle | None = None
@@ -152,7 +153,7 @@ class _Host:
 
     async def _check_listed(self) -> None:
         """Ready means that jobs are taken, and that whoever looks for workers sees this one."""
-        if not self._loops or self._listed != set(self._loops):
+        if self._beats is None or not self._beats.stored:
             raise Unavailable("no beat of this worker is stored yet")
 
     @contextlib.asynccontextmanager
@@ -200,10 +201,9 @@ class _Host:
     async def work(self, handlers: Mapping[StageName, Handler[Any]], parts: _Parts) -> None:
         """Run the loop of each stage, and the beats, until the stop signal or the loss of the broker."""
         assert self.bus is not None
-        if self._stop.is_set():
-            return
         for stage, handler in handlers.items():
-            self._loops[stage] = self._loop(self.bus, stage, handler, parts)
+            costs = CostMeter(self._engine.info.chunk_tokens, self._engine.info.kv_bytes_per_token)
+            self._stages[stage] = Stage(self._loop(self.bus, stage, handler, parts, costs), costs)
         await self.bus.patiently(partial(self.bus.serve, subjects.drain(self._worker), "", self._drain))
         idle_s = self._settings.worker.idle_exit_s
         self._idle = Idle(idle_s, self._busy) if idle_s else None
@@ -211,14 +211,22 @@ class _Host:
         self._metrics.started(self._start.parts_s)
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
         log.info("start took", extra={f"{name}_s": round(s, 2) for name, s in self._start.parts_s.items()})
+        said = about(self._engine.info, self._settings.kv)
+        self._beats = Beats(
+            self.bus, self._worker, self._engine.info, self._slots, self._stages, said, lambda: self._kv_usage
+        )
+        self._count_busy()
         async with asyncio.TaskGroup() as group:
-            side = [group.create_task(self._beats(self.bus)), group.create_task(self._stats())]
+            beats = self._beats.run(self._settings.limits.worker_ttl_s)
+            side = [group.create_task(beats), group.create_task(self._stats())]
             if self._staging is not None:
                 side.append(group.create_task(self._staging.run()))
             if self._idle is not None:
                 side.append(group.create_task(self._end_when(self._idle)))
             lost = group.create_task(self.bus.watch(self._stop))
-            loops = [group.create_task(loop.run(self._stop)) for loop in self._loops.values()]
+            loops = [
+                group.create_task(loop.run(self._stop)) for loop in (stage.loop for stage in self._stages.values())
+            ]
             await asyncio.wait(loops)
             for task in (*side, lost):
                 task.cancel()
@@ -229,19 +237,18 @@ class _Host:
         self._stop.because("idle")
 
     def _busy(self) -> int:
-        return sum(loop.busy for loop in self._loops.values())
+        return sum(stage.loop.busy for stage in self._stages.values())
 
     @property
     def _slots(self) -> int:
         return min(self._settings.worker.slots, self._engine.info.slots)
 
-    def _loop(self, bus: Bus, stage: StageName, handler: Handler[Any], parts: _Parts) -> Loop:
+    def _loop(self, bus: Bus, stage: StageName, handler: Handler[Any], parts: _Parts, costs: CostMeter) -> Loop:
         info = self._engine.info
-        self._costs[stage] = CostMeter(info.chunk_tokens, info.kv_bytes_per_token)
         room = Room(bus, info.model, self._settings.kv.room_bytes) if stage == "prefill" else None
         delegation = Delegation(bus, parts.watch, self._metrics, self._worker, info.contract)
         fleet = Fleet(bus)
-        preference = Preference(fleet, self._metrics, self._worker, lambda: self._loops[stage].busy)
+        preference = Preference(fleet, self._metrics, self._worker, lambda: self._stages[stage].loop.busy)
         if stage == "decode" and self._settings.kv.mode != "host":
             self._staging = self._stager(bus, fleet, parts.watch)
         worker = StageWorker(
@@ -254,7 +261,7 @@ class _Host:
             metrics=self._metrics,
             worker=self._worker,
             max_attempts=self._settings.worker.max_attempts,
-            costs=self._costs[stage],
+            costs=costs,
             room=room,
             delegation=delegation if stage == "decode" else None,
             preference=preference if stage == "decode" else None,
@@ -287,7 +294,7 @@ class _Host:
             self._worker,
             model=info.model,
             contract=info.contract,
-            full=lambda: self._loops["decode"].busy >= self._slots,
+            full=lambda: self._stages["decode"].loop.busy >= self._slots,
             stage=stage,
             room_bytes=self._settings.kv.room_bytes // STAGED_SHARE,
         )
@@ -303,40 +310,7 @@ class _Host:
     def _count_busy(self) -> None:
         if self._idle is not None:
             self._idle.changed()
-        self._metrics.slots(self._busy(), self._slots * len(self._loops))
-
-    async def _beats(self, bus: Bus) -> None:
-        """Say that this worker is alive; the bucket forgets who does not."""
-        self._count_busy()
-        said = about(self._engine.info, self._settings.kv)
-        keys = {stage: subjects.worker_key(stage, self._engine.info.model, self._worker) for stage in self._loops}
-        try:
-            while True:
-                for stage, key in keys.items():
-                    with contextlib.suppress(Unavailable):
-                        await bus.publish(key, self._beat(stage, said), timeout_s=2)
-                        self._listed.add(stage)
-                await asyncio.sleep(self._settings.limits.worker_ttl_s / 3)
-        finally:
-            with contextlib.suppress(Unavailable):
-                for key in keys.values():
-                    await bus.purge(subjects.WORKERS, key)
-
-    def _beat(self, stage: StageName, said: dict[str, str]) -> bytes:
-        info = self._engine.info
-        beat = WorkerBeat(
-            worker=self._worker,
-            stage=stage,
-            model=info.model,
-            contract=info.contract,
-            slots=self._slots,
-            busy=self._loops[stage].busy,
-            at=time.time(),
-            costs=self._costs[stage].costs(),
-            kv_usage=self._kv_usage,
-            about=said,
-        )
-        return encode_json(beat)
+        self._metrics.slots(self._busy(), self._slots * len(self._stages))
 
     async def _stats(self) -> None:
         while True:

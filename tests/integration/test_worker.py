@@ -222,3 +222,13 @@ async def test_a_job_that_comes_as_the_worker_ends_is_given_back_at_once(bus: Bu
     assert (delivery.data, delivery.num_delivered) == (b"job", 2)
     await delivery.ack()
     await again.close()
+
+
+async def test_a_worker_that_is_told_to_end_while_its_engine_starts_has_not_failed(alone: Stack) -> None:
+    worker = Worker(alone, "both", PDQ_ENGINE_SIM_PROFILE="opt-13b-a100-tp1*10000")
+    worker.start()
+    while "health server" not in worker.log.read_text():
+        await asyncio.sleep(0.05)
+    assert worker.stop() == 0
+    assert "msg=ready" not in worker.log.read_text()
+    assert "reason=SIGTERM" in worker.log.read_text().splitlines()[-1]
