@@ -160,6 +160,17 @@ async def test_a_forwarder_that_dies_before_it_acknowledges_doubles_nothing(rig:
         assert answer.state.decode.attempt == 1
 
 
+async def test_nothing_is_sent_twice_to_a_hub_that_is_slow(rig: Rig, bus: Bus, client: Client) -> None:
+    before = await stored_at_hub(rig.hub)
+    rig.site.uplink.delay(1.5)
+    submitted = [await client.submit(chat("hello", max_tokens=4), model=MODEL) for _ in range(3)]
+    await until_waiting(bus, (0, 0))
+    rig.site.uplink.heal()
+    answers = [await follow_to_end(client, each.request) for each in submitted]
+    assert [answer.terminal for answer in answers] == [["finished"]] * 3
+    assert await stored_at_hub(rig.hub) == before + 3
+
+
 async def test_two_forwarders_forward_each_request_once(rig: Rig, client: Client) -> None:
     second = rig.site.add("pdq_forwarder")
     second.start()

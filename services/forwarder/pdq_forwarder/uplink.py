@@ -1,4 +1,9 @@
-"""The hub, as a site reaches it: one question at a time, and whether it answers."""
+"""The hub, as a site reaches it.
+
+How long an acknowledgement takes depends on the line and on the hub's load, so there is no time after which a request
+counts as lost: it is lost when a question that was asked later is answered. (Questions go one way, and are dealt with
+in their order.) So the hub is asked while nothing is heard of it, and is sent nothing twice that is merely slow.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,21 @@ import time
 from collections.abc import Iterator, Mapping
 
 from pdq import subjects
-from pdq.bus import Bus
-from pdq.errors import PdqError, Unavailable
+from pdq.bus import Ack, Bus
+from pdq.errors import NotStored, PdqError, Unavailable
 
 from pdq_forwarder.metrics import ForwarderMetrics
 
 log = logging.getLogger("pdq.forwarder")
 
-ACK_S = 2.0
-SLOWEST_BYTES_PER_S = 32 << 10
-"""What is under way over an uplink as slow as this is waited for; slower ones take small requests only."""
-SILENCE_S = 3.0
-"""The hub is asked whether it is there when nothing was heard of it for so long."""
+MOST_WAIT_S = 120.0
+LOOK_S = 0.1
+ASK_EVERY_S, ASK_TIMEOUT_S = 0.5, 10.0
+QUIET_S, IDLE_S = 1.0, 3.0
+"""The hub is asked when nothing was heard of it for so long: while an acknowledgement is awaited, and otherwise."""
+GRACE_S, MOST_GRACE_S = 0.25, 8.0
+"""How long an acknowledgement may come after the answer to a later question: replicas take a moment. It doubles each
+time that it was not enough, until one comes."""
 NO_MODEL = "-"
 
 
@@ -30,9 +38,11 @@ class Uplink:
     def __init__(self, bus: Bus, metrics: ForwarderMetrics) -> None:
         self._bus = bus
         self._metrics = metrics
-        self._bytes = 0
-        """Of bodies under way."""
-        self._asked = 0.0
+        self._awaited = 0
+        self._answered = 0.0
+        """When the newest question was asked that has an answer."""
+        self._heard_at = 0.0
+        self._grace_s = GRACE_S
         self._trouble: str | None = "the hub was not asked yet"
 
     async def submit(self, model: str, body: bytes, headers: Mapping[str, str]) -> None:
@@ -40,13 +50,18 @@ class Uplink:
 
         Raises QueueFull, Rejected (it never takes this) or Unavailable (in doubt: it may have stored it).
         """
-        self._bytes += len(body)
+        asked = time.monotonic()
+        work = self._bus.offer(subjects.hub_submit(model), body, headers=headers, timeout_s=MOST_WAIT_S)
+        offer = asyncio.create_task(work)
+        self._awaited += 1
         try:
-            with self._heard():
-                wait_s = ACK_S + self._bytes / SLOWEST_BYTES_PER_S
-                await self._bus.offer(subjects.hub_submit(model), body, headers=headers, timeout_s=wait_s)
+            await self._wait(offer, asked)
+            with self._hearing(asked):
+                offer.result()
+            self._grace_s = GRACE_S
         finally:
-            self._bytes -= len(body)
+            self._awaited -= 1
+            offer.cancel()
 
     async def check(self) -> None:
         """Raise Unavailable while the hub does not answer: for readiness."""
@@ -54,28 +69,54 @@ class Uplink:
             raise Unavailable(self._trouble)
 
     async def run(self) -> None:
-        """Ask the hub while there is nothing to submit, until cancelled."""
-        while True:
-            if time.monotonic() - self._asked >= SILENCE_S:
-                with contextlib.suppress(PdqError), self._heard():
-                    await self._bus.check_taken(subjects.hub_submit(NO_MODEL), timeout_s=ACK_S)
-            await asyncio.sleep(SILENCE_S / 3)
+        """Ask the hub while nothing is heard of it, until cancelled."""
+        asking: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if time.monotonic() - self._heard_at >= (QUIET_S if self._awaited else IDLE_S):
+                    task = asyncio.create_task(self._ask())
+                    asking.add(task)
+                    task.add_done_callback(asking.discard)
+                await asyncio.sleep(ASK_EVERY_S)
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _ask(self) -> None:
+        with contextlib.suppress(PdqError), self._hearing(time.monotonic()):
+            await self._bus.check_taken(subjects.hub_submit(NO_MODEL), timeout_s=ASK_TIMEOUT_S)
+
+    async def _wait(self, offer: asyncio.Task[Ack], asked: float) -> None:
+        """Until there is an answer. Raises Unavailable when there will be none."""
+        passed_at = 0.0
+        while not (await asyncio.wait({offer}, timeout=LOOK_S))[0]:
+            if self._answered > asked:
+                passed_at = passed_at or time.monotonic()
+                if time.monotonic() - passed_at >= self._grace_s:
+                    self._grace_s = min(MOST_GRACE_S, 2 * self._grace_s)
+                    raise Unavailable("the request or its acknowledgement was lost on the way")
 
     @contextlib.contextmanager
-    def _heard(self) -> Iterator[None]:
-        """Keep what became of a question. A refusal is an answer."""
-        trouble = None
+    def _hearing(self, asked: float) -> Iterator[None]:
+        """Keep what became of a question. That nobody is there is an answer as well: the site's broker gives it."""
         try:
             yield
         except Unavailable as exc:
-            trouble = str(exc)
+            if isinstance(exc, NotStored):
+                self._hear(asked)
+            if self._answered <= asked:
+                self._tell(str(exc))
             raise
-        except asyncio.CancelledError:
-            trouble = self._trouble
+        except PdqError:
+            self._hear(asked)
+            self._tell(None)
             raise
-        finally:
-            self._asked = time.monotonic()
-            self._tell(trouble)
+        self._hear(asked)
+        self._tell(None)
+
+    def _hear(self, asked: float) -> None:
+        self._answered = max(self._answered, asked)
+        self._heard_at = time.monotonic()
 
     def _tell(self, trouble: str | None) -> None:
         """Say it when the hub goes and when it comes, not at every try."""

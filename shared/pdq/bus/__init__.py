@@ -5,6 +5,6 @@ from pdq.bus.core import Bus, connected
 from pdq.bus.delivery import Delivery
 from pdq.bus.outbox import Channel, Outbox
 from pdq.bus.pull import Puller
-from pdq.bus.wire import Stored
+from pdq.bus.wire import Ack, Stored
 
-__all__ = ["Bus", "Channel", "Delivery", "Outbox", "Puller", "Stored", "broker_errors", "connected"]
+__all__ = ["Ack", "Bus", "Channel", "Delivery", "Outbox", "Puller", "Stored", "broker_errors", "connected"]

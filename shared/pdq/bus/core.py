@@ -10,7 +10,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from pdq.bus.wire import (
     publish_error,
     seconds,
 )
-from pdq.errors import Misconfigured, Rejected, Unavailable
+from pdq.errors import Misconfigured, NotStored, Rejected, Unavailable
 from pdq.settings import BusSettings
 
 ATTEMPT_TIMEOUT_S = 2.0
@@ -101,24 +101,22 @@ class Bus(Connection):
             await asyncio.sleep(min(0.1, max(0.0, give_up - time.monotonic())))
 
     async def offer(self, subject: str, data: bytes, *, headers: Mapping[str, str], timeout_s: float) -> Ack:
-        """As `publish`, in one try: for whoever repeats it in an order of its own."""
+        """As `publish`, in one try: for whoever repeats it in an order of its own. NotStored is known at once."""
         sent = dict(headers)
         self._check_size(data, sent)
-        with broker_errors(f"publish to {subject}"):
-            try:
-                return await self._publish_once(subject, data, sent, time.monotonic() + timeout_s, most_s=timeout_s)
-            except ApiError as exc:
-                raise publish_error(subject, exc) from exc
+        with _offer_errors(subject):
+            return await self._publish_once(subject, data, sent, time.monotonic() + timeout_s, most_s=timeout_s)
 
     async def check_taken(self, subject: str, *, timeout_s: float) -> None:
-        """Raise Unavailable where no stream answers a publish to `subject`. Nothing is stored: it asks for a stream of
-        another name."""
-        with broker_errors(f"publish to {subject}"):
+        """Raise as `offer` does where no stream answers a publish to `subject`. Nothing is stored: it asks for a stream
+        of another name."""
+        headers = {"Nats-Expected-Stream": "-"}
+        with _offer_errors(subject):
             try:
-                await self._publish_once(subject, b"", {"Nats-Expected-Stream": "-"}, time.monotonic() + timeout_s)
+                await self._publish_once(subject, b"", headers, time.monotonic() + timeout_s, most_s=timeout_s)
             except ApiError as exc:
                 if exc.code != OTHER_STREAM:
-                    raise publish_error(subject, exc) from exc
+                    raise
 
     def _check_size(self, data: bytes, headers: dict[str, str]) -> None:
         """Raise Rejected for what the server would close the connection for, and with it the service."""
@@ -307,6 +305,17 @@ class Bus(Connection):
         for stream, consumer in wanted:
             if await self.patiently(partial(self.consumer_info, stream, consumer)) is None:
                 raise Misconfigured(f"consumer {consumer} of stream {stream} does not exist: run `pdq init`")
+
+
+@contextlib.contextmanager
+def _offer_errors(subject: str) -> Iterator[None]:
+    with broker_errors(f"publish to {subject}"):
+        try:
+            yield
+        except nats.errors.NoRespondersError as exc:
+            raise NotStored(f"publish to {subject}: no stream takes it") from exc
+        except ApiError as exc:
+            raise publish_error(subject, exc) from exc
 
 
 @contextlib.asynccontextmanager
