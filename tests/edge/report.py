@@ -67,8 +67,9 @@ class Report(msgspec.Struct, kw_only=True):
         return all(outage.ok for outage in self.outages)
 
     def lines(self) -> list[str]:
-        parts = [*self.outages, *self.flows]
-        return [f"seed {self.seed}", *(line for part in parts for line in part.lines()), "ok" if self.ok else "NOT ok"]
+        outages = [line for outage in self.outages for line in outage.lines()]
+        flows = [line for flow in self.flows for line in flow.lines()]
+        return [f"seed {self.seed}", *outages, *flows, "ok" if self.ok else "NOT ok"]
 
 
 def _spread(seconds: list[float]) -> str:

@@ -84,7 +84,7 @@ class Noting(Client):
         self.seqs: dict[str, int] = {}
 
     async def submit(self, body: bytes, **options: object) -> Submitted:  # type: ignore[override]
-        submitted = await super().submit(body, **options)  # type: ignore[arg-type]
+        submitted = await super().submit(body, **options)
         self.seqs.setdefault(submitted.request, submitted.seq)
         return submitted
 

@@ -37,7 +37,7 @@ async def _lose_what_waits(scene: Scene) -> int:
     peer = await scene.site.peer("SITE")
     try:
         stream = peer.client.jetstream()
-        waiting = (await stream.stream_info(subjects.EDGE)).state.messages
+        waiting = int((await stream.stream_info(subjects.EDGE)).state.messages)
         await stream.purge_stream(subjects.EDGE)
     finally:
         await peer.client.close()
