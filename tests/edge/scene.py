@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pdq.bus import Bus
 from pdq.client import Client, Submitted
@@ -83,7 +83,7 @@ class Noting(Client):
         super().__init__(bus, tenant)
         self.seqs: dict[str, int] = {}
 
-    async def submit(self, body: bytes, **options: object) -> Submitted:  # type: ignore[override]
+    async def submit(self, body: bytes, **options: Any) -> Submitted:
         submitted = await super().submit(body, **options)
         self.seqs.setdefault(submitted.request, submitted.seq)
         return submitted
