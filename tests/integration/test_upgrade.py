@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from pdq import subjects
@@ -21,13 +22,13 @@ from pdq_router.endpoints import Endpoints
 from tests.stack import MODEL, Service, completion
 from tests.upgrade import builds
 from tests.upgrade.builds import ADDED, Build
-from tests.upgrade.fleet import Fleet, look, violations
+from tests.upgrade.fleet import Fleet, Seen, look, violations
 from tests.upgrade.traffic import Traffic
 
 ONE_GATEWAY = ("pdq_router", "pdq_prefill", "pdq_decode", "pdq_decode", "pdq_gateway")
 REQUESTS = [f"early-{number}" for number in range(3)]
 NEWER = msgspec.json.encode(msgspec.structs.replace(first("accepted"), v=2))
-BOUND_S = 40.0
+BOUND_S = 120.0
 
 
 async def test_no_request_fails_while_services_are_upgraded_and_rolled_back(tmp_path: Path) -> None:
@@ -76,12 +77,12 @@ async def submit(fleet: Fleet, bus: Bus) -> None:
         await bus.publish(subjects.submit("local", MODEL), body, headers={REQUEST_HEADER: request})
 
 
-async def ends(fleet: Fleet) -> dict[str, list[str]]:
-    """Of all requests, once all have ended."""
+async def ended(fleet: Fleet, requests: int) -> Seen:
+    """What is there once so many have ended."""
     async with asyncio.timeout(BOUND_S):
-        while len((seen := await look(fleet)).ends) < len(REQUESTS):
+        while len((seen := await look(fleet)).ends) < requests:
             await asyncio.sleep(0.1)
-    return seen.ends
+    return seen
 
 
 async def test_an_old_worker_leaves_newer_jobs_to_an_upgraded_one(early: Fleet, tmp_path: Path) -> None:
@@ -95,8 +96,8 @@ async def test_an_old_worker_leaves_newer_jobs_to_an_upgraded_one(early: Fleet, 
     assert 'pdq_given_back_total{cause="newer_version",stage="decode"}' in old.get("/metrics")[1]
     assert (await look(early)).ends == {}
     await up(early, builds.made("upgraded", tmp_path, builds.reads_two))
-    assert await ends(early) == {request: ["finished"] for request in REQUESTS}
-    assert (await look(early)).dead == 0
+    seen = await ended(early, len(REQUESTS))
+    assert (seen.ends, seen.dead) == ({request: ["finished"] for request in REQUESTS}, 0)
 
 
 async def test_without_that_rule_they_fail(early: Fleet, tmp_path: Path) -> None:
@@ -104,8 +105,8 @@ async def test_without_that_rule_they_fail(early: Fleet, tmp_path: Path) -> None
     bus = await early.stack.connect()
     await submit(early, bus)
     await bus.close()
-    assert await ends(early) == {request: ["failed"] for request in REQUESTS}
-    assert (await look(early)).dead == len(REQUESTS)
+    seen = await ended(early, len(REQUESTS))
+    assert (seen.ends, seen.dead) == ({request: ["failed"] for request in REQUESTS}, len(REQUESTS))
 
 
 async def test_an_answer_that_ends_after_a_newer_record_is_left_to_an_upgraded_worker(tmp_path: Path) -> None:
@@ -132,6 +133,24 @@ async def test_an_answer_that_ends_after_a_newer_record_is_left_to_an_upgraded_w
         fleet.stack.stop()
     assert (seen.ends, seen.dead) == ({}, 0)
     assert "Traceback" not in worker.log.read_text()
+
+
+async def test_an_answer_that_is_newer_than_its_gateway_is_not_cancelled(tmp_path: Path) -> None:
+    """It has a key: its client can ask for it again."""
+    fleet = Fleet(tmp_path, builds.present(), ["pdq_router", "pdq_gateway"], PDQ_ROUTER_ORDER="decode-only")
+    fleet.add("pdq_decode", builds.made("writes", tmp_path, builds.reads_two, builds.writes_two))
+    content = completion("hello", model=MODEL, max_tokens=20, ignore_eos=True)
+    try:
+        await fleet.stack.start()
+        async with httpx.AsyncClient(timeout=BOUND_S) as http:
+            url, key = f"{fleet.gateways[0]}/completions", {"Idempotency-Key": "upgrade"}
+            answer = await http.post(url, content=content, headers=key)
+        seen = await ended(fleet, 1)
+    finally:
+        fleet.stack.stop()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "newer_version")
+    assert answer.headers["retry-after"]
+    assert list(seen.ends.values()) == [["finished"]]
 
 
 async def test_a_reader_of_newer_records_is_told_so_and_asks_an_old_router_again(bus: Bus) -> None:

@@ -13,7 +13,7 @@
 | stopping (drain)             | `released` (`drain`)                         | nak at once      |
 | anything else                | `released` (`error`)                         | nak with backoff |
 | ... for the last time        | `failed` (the last error), dead letter       | term             |
-| a newer version met          | nothing: a newer build goes on               | nak for now      |
+| a newer version met          | nothing: a newer build goes on               | nak, then later  |
 
 A prefill that decode has delegated never ends its request: where this table says `failed` it writes `local`, and where
 it says `cancelled` or `expired` it writes nothing, as decode does.

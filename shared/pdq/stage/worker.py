@@ -111,7 +111,7 @@ class StageWorker:
                 log.warning("%s: %s", self.stage, exc, extra={"request_id": where.request, "code": exc.code})
                 span.fail(exc.code, str(exc))
                 self._metrics.gave_back(self.stage, exc.code)
-                await delivery.nak_for_now()
+                await _give_back(delivery, exc)
 
     def _read(self, delivery: Delivery, where: subjects.JobSubject) -> Job | NotDecodable | NewerVersion:
         try:
@@ -240,6 +240,15 @@ class StageWorker:
             last = max(phase.end_ns for phase in outcome.phases)
             if made > 1:
                 self._metrics.tpot((last - first) / 1e9 / (made - 1))
+
+
+async def _give_back(delivery: Delivery, exc: Retryable) -> None:
+    """At once to whoever waits next, where a worker of another build may be among them: every other time only, as
+    there may be none."""
+    if isinstance(exc, NewerVersion) and delivery.num_delivered % 2:
+        await delivery.nak()
+    else:
+        await delivery.nak_for_now()
 
 
 def _check_subject(job: Job, where: subjects.JobSubject) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from pdq import __version__
+from pdq.errors import NewerVersion
 from pdq.messages import TERMINAL, LocalCause, Order, StageName
 from pdq.telemetry.spans import PhaseLike
 
@@ -105,6 +106,8 @@ class Metrics:
             # From 0 on: an increase from nothing to 1 is none to Prometheus.
             self._redeliveries.labels(stage)
         self._given_back = counter("pdq_given_back", "Messages left for later or others, and why.", "stage", "cause")
+        for stage in get_args(StageName):
+            self._given_back.labels(stage, NewerVersion.code)
         self._preferred = counter(
             "pdq_decode_preference", "Jobs that preferred a worker, and what it came to.", "result"
         )
