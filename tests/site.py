@@ -13,6 +13,7 @@ and the uplink may have TLS.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 from pdq import subjects
-from pdq.accounts import SITE_ROLES, SiteRole, Uplink, public_key, render, render_listener, render_site
+from pdq.accounts import SITE_ROLES, SiteRole, Uplink, public_key, render, render_listener, render_site, write_site
 from pdq.accounts.keys import make_seed
 from pdq.bus import Bus
 from pdq.errors import Unavailable
@@ -68,9 +69,6 @@ class KeyedHub(SecuredStack):
         self.tls_ca = authority.file if authority else ""
         pair = authority.sign("hub") if authority else None
         self.broker.more += render_listener(f"127.0.0.1:{self.leaf_port}", tls=pair)
-
-    def uplink_seed(self, site: str) -> str:
-        return self.seed(site)
 
 
 class Line:
@@ -144,10 +142,13 @@ class Site(Stack):
         self.name = name
         self.hub = hub
         self.keyed = isinstance(hub, KeyedHub)
-        self.seeds: dict[SiteRole, str] = {role: make_seed() for role in SITE_ROLES} if self.keyed else {}
+        self.uplink = Line(hub.leaf_port)
+        self.seeds: dict[SiteRole, str] = {}
+        if isinstance(hub, KeyedHub):
+            roles = self._carried(hub, "tls://not-yet:1") / "roles"
+            self.seeds = {role: (roles / f"{role}.nk").read_text().strip() for role in SITE_ROLES}
         self.observers = {account: make_seed() for account in observed}
         """Users who may do all within an account of the site's broker."""
-        self.uplink = Line(hub.leaf_port)
         self.broker.jetstream = f'domain: "{name}"\n'
 
     def add(self, module: str, **more: str) -> Service:
@@ -199,13 +200,18 @@ class Site(Stack):
             await there.client.close()
 
     def _config(self) -> str:
-        scheme = "tls" if self.hub.tls_ca else "nats"
-        uplink = Uplink(
-            f"{scheme}://127.0.0.1:{self.uplink.proxy.port}", self.hub.uplink_seed(self.name), self.hub.tls_ca
-        )
-        keys = {role: (public_key(seed),) for role, seed in self.seeds.items()}
-        text = render_site(self.name, uplink, keys, anybody=not self.keyed) + "server_name: $PDQ_SITE\n"
-        return with_observers(text, self.observers)
+        """As `pdq nats site` makes it, or `pdq up --edge`."""
+        url = f"{'tls' if self.hub.tls_ca else 'nats'}://127.0.0.1:{self.uplink.proxy.port}"
+        named = "server_name: $PDQ_SITE\n"
+        if not isinstance(self.hub, KeyedHub):
+            return render_site(self.name, Uplink(url, self.hub.uplink_seed(self.name)), {}, anybody=True) + named
+        carried = self._carried(self.hub, url)
+        observed = with_observers((carried / "site.conf").read_text(), self.observers)
+        (carried / "observed.conf").write_text(observed)
+        return f'include "{os.path.relpath(carried, self.directory)}/observed.conf"\n{named}'
+
+    def _carried(self, hub: KeyedHub, url: str) -> Path:
+        return write_site(hub.keyring, self.name, url, hub.tls_ca).directory
 
 
 async def _answer(message: Msg) -> None:
