@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 
@@ -43,6 +44,7 @@ class Uplink:
         """When the newest question was asked that has an answer."""
         self._heard_at = 0.0
         self._grace_s = GRACE_S
+        self._lost_at = 0.0
         self._trouble: str | None = "the hub was not asked yet"
 
     async def submit(self, model: str, body: bytes, headers: Mapping[str, str]) -> None:
@@ -88,13 +90,19 @@ class Uplink:
 
     async def _wait(self, offer: asyncio.Task[Ack], asked: float) -> None:
         """Until there is an answer. Raises Unavailable when there will be none."""
-        passed_at = 0.0
+        give_up = math.inf
         while not (await asyncio.wait({offer}, timeout=LOOK_S))[0]:
-            if self._answered > asked:
-                passed_at = passed_at or time.monotonic()
-                if time.monotonic() - passed_at >= self._grace_s:
-                    self._grace_s = min(MOST_GRACE_S, 2 * self._grace_s)
-                    raise Unavailable("the request or its acknowledgement was lost on the way")
+            if self._answered > asked and give_up == math.inf:
+                give_up = time.monotonic() + self._grace_s
+            if time.monotonic() >= give_up:
+                self._lose(asked)
+                raise Unavailable("the request or its acknowledgement was lost on the way")
+
+    def _lose(self, asked: float) -> None:
+        """What was under way together counts once."""
+        if asked > self._lost_at:
+            self._lost_at = time.monotonic()
+            self._grace_s = min(MOST_GRACE_S, 2 * self._grace_s)
 
     @contextlib.contextmanager
     def _hearing(self, asked: float) -> Iterator[None]:

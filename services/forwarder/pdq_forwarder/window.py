@@ -7,7 +7,7 @@ import bisect
 import contextlib
 from collections.abc import Iterator
 
-RETRY_S = 0.5
+RETRY_S = 0.25
 """Nobody goes for so long after a failure. Short: work must flow soon after the uplink is back."""
 
 
