@@ -123,12 +123,10 @@ def test_series_and_labels_are_told_apart_in_a_query() -> None:
 def test_an_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     assert alert["alert"].startswith("Pdq")
     assert alert["labels"]["severity"] in {"page", "ticket"}
-    assert len(alert["annotations"]["runbook"]) > 60 and alert["annotations"]["summary"]
+    assert alert["annotations"].keys() == {"summary", "runbook"}
     told = set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"])))
     reads = used(alert["expr"])
     assert told <= reads.grouped | {"service", "instance"}, "a label that the alert does not have"
-    runbook = (promql.ROOT / "docs/observability.md").read_text("utf-8")
-    assert alert["alert"] in runbook
 
 
 def test_the_alerts_are_those_that_are_needed() -> None:
