@@ -25,6 +25,7 @@ from pdq.settings import BusSettings, LimitSettings
 from tests import snapshot
 from tests.ask import Answer, ask, follow_to_end, read_all
 from tests.broker import free_port
+from tests.secured import SecuredStack
 from tests.snapshot import Snapshot
 from tests.stack import MODEL, Service, Stack, completion
 
@@ -63,12 +64,20 @@ async def running(stack: Stack) -> AsyncIterator[Client]:
         stack.stop()
 
 
-async def take(url: str) -> Backup:
+async def take(url: str, seed: str | None = None) -> Backup:
     nats = Nats()
-    await nats.connect(url)
+    await nats.connect(url, nkeys_seed_str=seed)
     taken = {stream: await snapshot.take(nats, stream) for stream in KEPT}
     await nats.close()
     return taken
+
+
+async def put_back(url: str, backup: Backup, seed: str | None = None) -> None:
+    nats = Nats()
+    await nats.connect(url, nkeys_seed_str=seed)
+    for one in backup.values():
+        await snapshot.put_back(nats, one)
+    await nats.close()
 
 
 @contextlib.asynccontextmanager
@@ -76,11 +85,7 @@ async def restored(directory: Path, backup: Backup) -> AsyncIterator[tuple[Stack
     """A new broker that got a backup, and new services."""
     stack = Stack(directory, limits=LIMITS, PDQ_ENGINE_SIM_PROFILE=SLOW)
     stack.broker.start()
-    nats = Nats()
-    await nats.connect(stack.url)
-    for one in backup.values():
-        await snapshot.put_back(nats, one)
-    await nats.close()
+    await put_back(stack.url, backup)
     stack.broker.stop()
     async with running(stack) as client:
         yield stack, client
@@ -136,9 +141,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     return asyncio.run(make())
 
 
-def rearm(stack: Stack) -> int:
+def rearm(stack: Stack, **settings: str) -> int:
     """`pdq rearm`: how many requests it found."""
-    environment = {"PATH": os.environ["PATH"], "PDQ_NATS_URL": stack.url, "PDQ_HOME": str(stack.directory / "home")}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment = {**kept, "PDQ_NATS_URL": stack.url, "PDQ_HOME": str(stack.directory / "home"), **settings}
     command = [sys.executable, "-m", "pdq", "rearm", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return int(json.loads(done.stdout)["requests"])
@@ -263,3 +269,36 @@ async def test_a_store_without_its_key(tmp_path: Path) -> None:
         broker.stop()
     async with running(encrypted(tmp_path, "a-key")) as client:
         assert (await read_all(client, "kept")).terminal == ["finished"]
+
+
+async def test_a_backup_with_accounts(tmp_path: Path) -> None:
+    """One more user of the account PDQ takes it and puts it back; the router's key is enough for `pdq rearm`."""
+    stacks = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        stacks.append(SecuredStack(tmp_path / name, ["acme"], observed=["PDQ"], PDQ_ROUTER_ORDER="decode-only"))
+        stacks[-1].add("pdq_router")
+    first, second = stacks
+    try:
+        await first.start()
+        bus = await first.connect("acme")
+        client = Client(bus, "acme")
+        await client.submit(completion("hello", max_tokens=2), model=MODEL, request="waits")
+        await until_routed(client, "waits")
+        await bus.close()
+        backup = await take(first.url, first.seed("PDQ"))
+    finally:
+        first.stop()
+    try:
+        second.broker.start()
+        await put_back(second.url, backup, second.seed("PDQ"))
+        second.broker.stop()
+        await second.start()
+        assert rearm(second, PDQ_NATS_NKEY_SEED=second.seed("router")) == 1
+        worker = second.add("pdq_decode")
+        worker.start()
+        bus = await second.connect("acme")
+        assert (await follow_to_end(Client(bus, "acme"), "waits")).terminal == ["finished"]
+        await bus.close()
+    finally:
+        second.stop()
