@@ -3,7 +3,7 @@
 A request waits with no worker alive; then `pdq worker` is started, with the real engine. `--tier cold`: its LMCache
 server is started with it, as on a machine that has just come up; `warm`: it runs already. The parts are the worker's
 own (`pdq_worker_start_seconds`), and may overlap; `served` goes from the process's beginning to the first token, or to
-prefill's handoff.
+prefill's handoff; `cpu` is what the worker's processes had used by then; `stop` goes from SIGTERM to its end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 from pdq.client import Client, new_request_id
 from pdq.settings import ModelSpec
 
@@ -89,10 +90,19 @@ async def _served(stack: Stack, spec: ModelSpec, server: KvServer, role: str, *,
             await starting
     await bus.close()
     parts = await asyncio.to_thread(worker.start_s)
+    cpu_s = _cpu_s(worker)
     ending = time.monotonic()
     if await asyncio.to_thread(worker.stop, 60):
         raise SystemExit(f"the worker did not end in order:\n{worker.log.read_text()[-2_000:]}")
-    return {**parts, "served": served_s, "stop": time.monotonic() - ending}
+    return {**parts, "served": served_s, "cpu": cpu_s, "stop": time.monotonic() - ending}
+
+
+def _cpu_s(worker: Worker) -> float:
+    """CPU seconds of the worker and its engine, so far: on a busy machine they say more than the clock."""
+    assert worker.process is not None
+    front = psutil.Process(worker.process.pid)
+    times = [process.cpu_times() for process in (front, *front.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _table(runs: list[dict[str, float]], role: str, tier: str) -> list[str]:

@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from pdq.engines import early
 from pdq.engines.base import Done, EngineInfo, Phase, PrefillResult, Tokens, Work, continued, ended_before
 from pdq.engines.parsing import Parsers, Reading
 from pdq.engines.reports import Inbox, Report
@@ -32,6 +33,7 @@ from pdq.engines.vllm_config import (
     contract,
     engine_args,
     environment,
+    is_cpu_build,
     kv_bytes_per_token,
     parse_cpus,
 )
@@ -41,6 +43,8 @@ from pdq.kv.tier import Tier
 from pdq.kv.where import Served
 from pdq.messages import FinishReason
 from pdq.settings import EngineSettings, KvSettings, ModelSpec
+
+T = TypeVar("T")
 
 SHUTDOWN_S = 10.0
 HELD_S = 2.0
@@ -72,6 +76,8 @@ class VllmEngine:
         os.environ.update(environment(self._settings))
         reports, doing = self._inbox.open(), ""
         clock = _Clock()
+        # Only vLLM's CPU build spawns its core; the others fork it, with all that is imported.
+        core = await asyncio.wrap_future(_bound(early.EarlyProcess, cpus)) if is_cpu_build() else None
         # In a thread by itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
         importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm"))
         try:
@@ -84,7 +90,7 @@ class VllmEngine:
                 doing = "loading the model"
                 await importing
                 clock.done("engine_import")
-                self._llm = await _built(lambda: self._build(reports), cpus)
+                self._llm = await _built(lambda: self._build(reports, core), cpus)
                 clock.done("engine_core")
                 self._info = self._describe()
                 clock.done("contract")
@@ -105,6 +111,8 @@ class VllmEngine:
             raise
         finally:
             importing.cancel()
+            if core is not None:
+                core.close()
 
     @property
     def info(self) -> EngineInfo:
@@ -213,12 +221,13 @@ class VllmEngine:
             raise Unavailable("the engine is not running")
         return self._llm
 
-    def _build(self, reports: str) -> Any:
+    def _build(self, reports: str, core: early.EarlyProcess | None) -> Any:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = engine_args(self._spec, self._role, self._settings, self._kv, reports)
         try:
-            return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+            with early.spawning(core) if core is not None else nullcontext():
+                return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
         except ValueError as exc:
             raise Misconfigured(f"vLLM refuses this configuration: {exc}") from exc
         except RuntimeError as exc:
@@ -356,15 +365,18 @@ def _translated(guide: str) -> Iterator[None]:
         raise Rejected(f"{guide} cannot be enforced by this engine: {verdict}", param=guide) from exc
 
 
-async def _built(build: Callable[[], Any], cpus: frozenset[int]) -> Any:
-    """`build()` in a thread bound to `cpus`, which the processes that it starts inherit.
-
-    An engine that is ready after the caller has gone is shut down.
-    """
+def _bound(work: Callable[[], T], cpus: frozenset[int]) -> Future[T]:
+    """`work()` in a thread of its own, bound to `cpus`, which the processes that it starts inherit."""
     with_affinity = (lambda: os.sched_setaffinity(0, cpus)) if cpus else None
     executor = ThreadPoolExecutor(1, "vllm-start", initializer=with_affinity)
-    job: Future[Any] = executor.submit(build)
+    job = executor.submit(work)
     executor.shutdown(wait=False)
+    return job
+
+
+async def _built(build: Callable[[], Any], cpus: frozenset[int]) -> Any:
+    """`build()`, bound to `cpus`. An engine that is ready after the caller has gone is shut down."""
+    job = _bound(build, cpus)
     try:
         return await asyncio.wrap_future(job)
     except asyncio.CancelledError:

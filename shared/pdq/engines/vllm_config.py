@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +35,9 @@ def environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
         "PYTHONHASHSEED": HASH_SEED,
     }
+    if sys.platform == "linux":
+        # The processes of one engine speak to each other on loopback, whatever address the host's name has.
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     if cpus := parse_cpus(settings.cpus):
         variables["OMP_NUM_THREADS"] = str(len(cpus))
     if is_cpu_build():
