@@ -17,9 +17,10 @@ import msgspec
 import pytest
 from nats.aio.msg import Msg
 from pdq import subjects
+from pdq.accounts import Uplink, render_site
 from pdq.accounts.keys import make_seed
 
-from tests.broker import Broker
+from tests.broker import Broker, free_port
 from tests.certificates import Authority
 from tests.secured import Peer
 from tests.site import KeyedHub, Site
@@ -70,13 +71,17 @@ async def start(*stacks: KeyedHub | Site) -> None:
 
 def leaf(directory: Path, hub: KeyedHub, authority: Authority, seed: str, **more: object) -> Broker:
     """A broker that comes to the hub as a leaf, with a configuration of its own."""
-    directory.mkdir()
-    broker = Broker(directory)
+    made = broker(directory)
     remote = {"urls": [f"tls://127.0.0.1:{hub.leaf_port}"], "tls": {"ca_file": authority.file}, "nkey": seed, **more}
     remote = {key: value for key, value in remote.items() if value is not None}
     leafnodes = {"reconnect": "0.2s", "remotes": [remote]}
-    broker.more = f"server_name: {directory.name}\nleafnodes: {msgspec.json.encode(leafnodes).decode()}\n"
-    return broker
+    made.more = f"server_name: {directory.name}\nleafnodes: {msgspec.json.encode(leafnodes).decode()}\n"
+    return made
+
+
+def broker(directory: Path) -> Broker:
+    directory.mkdir()
+    return Broker(directory)
 
 
 class Peers:
@@ -435,19 +440,35 @@ async def test_who_is_not_a_site_gets_no_uplink(rig: Rig, tmp_path: Path, kind: 
     right = leaf(tmp_path / "right", rig.hub, rig.authority, seed)
     wrong = leaf(tmp_path / "wrong", rig.hub, rig.authority, seed, **more)
     try:
-        for broker in (wrong, right):
-            broker.start()
-        assert await reaches(right, "quarry", BOUND_S, rig), "the control"
-        assert not await reaches(wrong, "quarry", 1.0, rig)
+        for one in (wrong, right):
+            one.start()
+        assert await reaches(right, "quarry", await rig.hub.peer("PDQ"), BOUND_S), "the control"
+        assert not await reaches(wrong, "quarry", await rig.hub.peer("PDQ"), 1.0)
     finally:
-        for broker in (wrong, right):
-            broker.stop()
+        for one in (wrong, right):
+            one.stop()
 
 
-async def reaches(broker: Broker, site: str, within_s: float, rig: Rig) -> bool:
-    """Whether a question from a leaf's client is heard at the hub within a time."""
-    there, here = await rig.hub.peer("PDQ"), await Peer.connect(broker.url)
-    question, data = subjects.read(site, "reaches"), mark()
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+async def test_nothing_is_told_to_a_hub_without_tls(tmp_path: Path, scheme: str) -> None:
+    """To one that takes everybody. With `nats://` it is: the control."""
+    impostor, site, port = broker(tmp_path / "impostor"), broker(tmp_path / "site"), free_port()
+    impostor.more = f'leafnodes {{ listen: "127.0.0.1:{port}" }}\n'
+    uplink = Uplink(f"{scheme}://127.0.0.1:{port}", make_seed())
+    site.more = render_site(PLANT, uplink, {}, anybody=True) + "server_name: $PDQ_SITE\n"
+    try:
+        for one in (impostor, site):
+            one.start()
+        there = await Peer.connect(impostor.url)
+        assert await reaches(site, PLANT, there, 1.5 if scheme == "tls" else BOUND_S) == (scheme == "nats")
+    finally:
+        for one in (impostor, site):
+            one.stop()
+
+
+async def reaches(leaf: Broker, site: str, there: Peer, within_s: float) -> bool:
+    """Whether a question from a leaf's client is heard within a time; `there` is closed."""
+    here, question, data = await Peer.connect(leaf.url), subjects.read(site, "reaches"), mark()
     await there.listen(question)
     give_up = asyncio.get_running_loop().time() + within_s
     while not there.has(data) and asyncio.get_running_loop().time() < give_up:
@@ -463,7 +484,7 @@ async def test_a_site_whose_key_is_removed_is_cut_off(rig: Rig, peers: Peers, tm
     quarry = leaf(tmp_path / "quarry", rig.hub, rig.authority, rig.hub.seed("quarry"))
     quarry.start()
     try:
-        assert await reaches(quarry, "quarry", BOUND_S, rig)
+        assert await reaches(quarry, "quarry", await rig.hub.peer("PDQ"), BOUND_S)
         rig.hub.seed_file("quarry").unlink()
         rig.hub.write()
         await rig.hub.reload()
@@ -471,7 +492,7 @@ async def test_a_site_whose_key_is_removed_is_cut_off(rig: Rig, peers: Peers, tm
         rig.hub.broker.start()
         await rig.plant.linked()
         await rig.mill.linked()
-        assert not await reaches(quarry, "quarry", 1.0, rig)
+        assert not await reaches(quarry, "quarry", await rig.hub.peer("PDQ"), 1.0)
         await arrived(peers)
     finally:
         quarry.stop()
@@ -483,9 +504,9 @@ async def test_a_site_is_added_while_others_work(rig: Rig, peers: Peers, tmp_pat
     fresh = leaf(tmp_path / "fresh", rig.hub, rig.authority, rig.hub.seed("fresh"))
     fresh.start()
     try:
-        assert not await reaches(fresh, "fresh", 1.0, rig)
+        assert not await reaches(fresh, "fresh", await rig.hub.peer("PDQ"), 1.0)
         await rig.hub.reload()
-        assert await reaches(fresh, "fresh", BOUND_S, rig)
+        assert await reaches(fresh, "fresh", await rig.hub.peer("PDQ"), BOUND_S)
         await arrived(peers)
     finally:
         fresh.stop()

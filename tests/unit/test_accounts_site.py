@@ -154,6 +154,21 @@ def test_the_server_takes_a_hub(tmp_path: Path, anybody: bool) -> None:
     checked(tmp_path / "hub.conf")
 
 
+@pytest.mark.parametrize(
+    ("url", "tls_ca", "tls"),
+    [
+        ("tls://hub:7422", "", {}),
+        ("nats://hub:7422,wss://hub:443", "", {}),
+        ("nats://hub:7422", "/ca.pem", {"ca_file": "/ca.pem"}),
+        ("nats://hub:7422", "", None),
+    ],
+)
+def test_an_uplink_that_should_have_tls_insists(url: str, tls_ca: str, tls: dict[str, str] | None) -> None:
+    text = render_site("plant", Uplink(url, "SU", tls_ca), {})
+    (remote,) = json.loads(text.partition("leafnodes: ")[2])["remotes"]
+    assert remote.get("tls") == tls and remote["urls"] == url.split(",") and remote["account"] == "UP"
+
+
 # ---- the examples
 
 

@@ -8,6 +8,7 @@ hub. So what crosses the uplink is what UP exports: the tenant's own subjects, a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ SITE = "SITE"
 RECONNECT = "1s"
 PING = "10s"
 """An uplink that died without a word is found dead after the third: nats-server's own interval is two minutes."""
+SECURE = re.compile(r"\b(tls|wss)://")
 
 
 class Uplink(NamedTuple):
@@ -107,8 +109,9 @@ def _imports(site: str, imports: Imports) -> list[dict[str, Any]]:
 def _leafnodes(uplink: Uplink) -> str:
     seed = uplink.seed if uplink.seed.startswith("$") else json.dumps(uplink.seed)
     remote: dict[str, Any] = {"account": UP, "urls": uplink.url.split(",")}
-    if uplink.tls_ca:
-        remote["tls"] = {"ca_file": uplink.tls_ca}
+    if uplink.tls_ca or SECURE.search(uplink.url):
+        # Without the block `tls://` goes on in the clear with whoever offers no TLS.
+        remote["tls"] = {"ca_file": uplink.tls_ca} if uplink.tls_ca else {}
     # A variable is none within quotes.
     text = json.dumps(remote)[:-1] + f', "nkey": {seed}}}'
     return f'{{"reconnect": "{RECONNECT}", "remotes": [{text}]}}'
