@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from nats.aio.msg import Msg
 from pdq import subjects
 from pdq.bus import Bus, Puller
 from pdq.client import Client, new_request_id
-from pdq.errors import QueueFull
+from pdq.errors import QueueFull, Unavailable
 from pdq.init import init_edge
 from pdq.settings import BusSettings, LimitSettings
+from pdq.telemetry import Metrics
 from pdq.traces import TraceSpan, find
 from pdq_forwarder.forward import onward
+from pdq_forwarder.metrics import ForwarderMetrics
+from pdq_forwarder.uplink import Uplink
 
 from tests.ask import follow_to_end
 from tests.broker import Broker
+from tests.secured import Peer
 from tests.site import OpenHub, Site
 from tests.stack import MODEL, Service, Stack, chat
 
@@ -244,6 +249,36 @@ async def spans_of(rig: Rig, trace: str, directory: Path) -> dict[str, TraceSpan
             return found
         await asyncio.sleep(0.1)
     raise AssertionError(found.keys())
+
+
+async def test_what_is_lost_on_the_way_is_known_by_the_answer_to_a_later_question(broker: Broker) -> None:
+    """Here the test is the hub: it says nothing to the first request, and refuses whatever only asks."""
+    bus = await Bus.connect(BusSettings(url=broker.url), "test")
+    hub = await Peer.connect(broker.url)
+    heard: list[bytes] = []
+
+    async def answer(message: Msg) -> None:
+        if message.headers and "Nats-Expected-Stream" in message.headers:
+            await message.respond(b'{"error": {"code": 400, "err_code": 10060, "description": "another stream"}}')
+        elif len(heard) > 1:
+            await message.respond(b'{"stream": "PDQ_SUBMIT", "seq": 1}')
+        heard.append(message.data)
+
+    await hub.client.subscribe(subjects.hub_submit("*"), cb=answer)
+    await hub.settle()
+    uplink = Uplink(bus, ForwarderMetrics(Metrics(())))
+    with pytest.raises(Unavailable):
+        await uplink.check()
+    asking = asyncio.create_task(uplink.run())
+    async with asyncio.timeout(20):
+        with pytest.raises(Unavailable, match="lost on the way"):
+            await uplink.submit(MODEL, b"one", {})
+        await uplink.check()
+        await uplink.submit(MODEL, b"one", {})
+    assert heard.count(b"one") == 2
+    asking.cancel()
+    await hub.client.close()
+    await bus.close()
 
 
 # ---- pdq init --edge
