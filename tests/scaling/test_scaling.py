@@ -33,7 +33,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, s
 
 
 async def test_from_zero_to_one_to_zero_by_the_scalers_number(running: tuple[Stack, str]) -> None:
-    report = await run(Plan(bursts=(2, 18), max_replicas=2), *running)
+    report = await run(Plan(bursts=(2, 18), span_s=0.3, max_replicas=2), *running)
     assert report.ok, "\n".join(report.lines())
     for role in ROLES:
         numbers = report.changes[role]

@@ -87,9 +87,9 @@ class Bypass:
 
         def without(newest: Entry | None) -> State | None:
             nonlocal nonce
-            if newest is None or not _waits(newest.state):
+            if newest is None or not waits(newest.state, time.time() - self._start_s):
                 return None
-            # An owner that is named here has no beat any more; should it wake, it finds that it has lost the claim.
+            # An owner that is named here is dead, or so late that it may find its claim gone.
             free = msgspec.structs.replace(newest.state.prefill, owner="")
             state = follow(
                 newest.state, "prefilled", stage="prefill", local=CAUSE, promise=Promise(cause=CAUSE), prefill=free
@@ -105,6 +105,9 @@ class Bypass:
         return entry
 
 
-def _waits(state: State) -> bool:
-    """Whether a request waits for its prefill, and nobody has ended or cancelled it."""
-    return state.promise is None and not state.decode.attempt and not state.ended and state.event != "cancelling"
+def waits(state: State, since_s: float) -> bool:
+    """Whether a request waits for its prefill, and nobody has ended or cancelled it, or claimed it after `since_s`: a
+    worker that has come this moment may have no beat that is known here."""
+    claimed = bool(state.prefill.owner) and state.at > since_s
+    ending = state.ended or state.event == "cancelling"
+    return state.promise is None and not state.decode.attempt and not claimed and not ending
