@@ -16,6 +16,7 @@ from pdq.messages import (
     ReadRequest,
     Sampling,
     State,
+    codec,
     decode_job,
     decode_json,
     encode_job,
@@ -62,12 +63,12 @@ def test_what_names_no_version_is_of_the_first_for_ever() -> None:
 
 
 def test_a_build_writes_its_own_version_whatever_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "READS", 2)
-    monkeypatch.setattr(messages, "VERSION", 2)
+    monkeypatch.setattr(codec, "READS", 2)
+    monkeypatch.setattr(codec, "VERSION", 2)
     old = decode_json(msgspec.json.encode(STATE), State)
     assert msgspec.json.decode(encode_json(old))["v"] == 2
     assert msgspec.msgpack.decode(encode_job(JOB))["v"] == 2
-    monkeypatch.setattr(messages, "VERSION", 1)
+    monkeypatch.setattr(codec, "VERSION", 1)
     newer = msgspec.structs.replace(STATE, v=2)
     assert decode_json(msgspec.json.encode(newer), State).v == 2
     assert "v" not in msgspec.json.decode(encode_json(newer))

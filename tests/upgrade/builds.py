@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-MESSAGES = Path("shared/pdq/messages.py")
+MESSAGES = Path("shared/pdq/messages")
+CODEC = MESSAGES / "codec.py"
 WORKER = Path("shared/pdq/stage/worker.py")
 SERVICES = ("gateway", "router", "prefill", "decode")
 
@@ -59,32 +60,37 @@ def made(name: str, directory: Path, *changes: Change) -> Build:
 
 def more_fields(root: Path) -> None:
     """Every message has another optional field, and whoever writes one sets it."""
-    lines = (root / MESSAGES).read_text("utf-8").splitlines()
+    assert sum(_more_fields(file) for file in (root / MESSAGES).glob("*.py")) > 25
+
+
+def _more_fields(file: Path) -> int:
+    """Returns the number of structs."""
+    lines = file.read_text("utf-8").splitlines()
     classes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)]
     structs = [node for node in classes if any(ast.unparse(base) == "msgspec.Struct" for base in node.bases)]
-    assert len(structs) > 25
     for struct in reversed(structs):
         last = [node.end_lineno for node in struct.body if isinstance(node, ast.AnnAssign)][-1]
         assert last is not None
         lines.insert(last, f'    {ADDED}: str = msgspec.field(default_factory=lambda: "yes")')
-    (root / MESSAGES).write_text("\n".join(lines) + "\n", "utf-8")
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    return len(structs)
 
 
 def reads_two(root: Path) -> None:
     """A release that reads version 2, and does not write it yet."""
-    _replace(root / MESSAGES, "\nREADS = 1\n", "\nREADS = 2\n")
-    with open(root / MESSAGES, "a") as source:
+    _replace(root / CODEC, "\nREADS = 1\n", "\nREADS = 2\n")
+    with open(root / CODEC, "a") as source:
         source.write(VERSION_TWO)
 
 
 def writes_two(root: Path) -> None:
     """The release after it."""
-    _replace(root / MESSAGES, "\nVERSION = 1\n", "\nVERSION = 2\n")
+    _replace(root / CODEC, "\nVERSION = 1\n", "\nVERSION = 2\n")
 
 
 def jobs_of_two(root: Path) -> None:
     """Jobs are of version 2, and the log is not."""
-    _replace(root / MESSAGES, "_to_msgpack.encode(_stamped(job))", "_to_msgpack.encode(_two(job))")
+    _replace(root / CODEC, "_to_msgpack.encode(_stamped(job))", "_to_msgpack.encode(_two(job))")
 
 
 def buries_newer(root: Path) -> None:
@@ -101,6 +107,12 @@ def _replace(file: Path, old: str, new: str) -> None:
 # What the author of a version 2 writes. Deadlines are counted in other units, and ids packed the other way round: a
 # build that did not refuse them would wait for ever, and show other tokens.
 VERSION_TWO = '''
+
+import base64
+
+from pdq.messages.endpoints import CancelReply, Event, ReadPage
+from pdq.messages.jobs import DecodeJob, PrefillJob
+from pdq.messages.log import Output, State
 
 _UNIT = 1 / 1024
 """Of version 2's deadlines, seconds: exact, both ways."""
