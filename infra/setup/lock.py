@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "infra" / "locks"
-EXTRAS = ("router", "gateway", "local", "dev")
+EXTRAS = ("router", "gateway", "local", "bench", "dev")
 BUILD = "infra/locks/build.in"
 
 HEADER = """\

@@ -25,7 +25,7 @@ from tests.secured import SecuredStack
 from tests.stack import MODEL
 
 DOCS = pages.ROOT / "docs"
-PAGES = ["cli", "nats", "http", "batch", "erasure", "workers", "edge", "operations", "backup"]
+PAGES = ["cli", "nats", "http", "batch", "bench", "erasure", "workers", "edge", "operations", "backup"]
 NEEDS = {"http": "curl"}
 PAGE_S = 1_200.0
 """Far more than a page takes: its last command shows what it hung at."""

@@ -14,6 +14,7 @@ from pdq.cli import (
     accounts,
     backup,
     batch,
+    bench,
     doctor,
     exits,
     explain,
@@ -74,6 +75,7 @@ def build() -> typer.Typer:
         setup.version,
     ):
         app.command()(command)
+    app.command(cls=bench.BenchCommand)(bench.bench)
     app.add_typer(operators.dead_commands, name="dead")
     app.add_typer(tenant.tenant_commands, name="tenant")
     app.add_typer(setup.model_commands, name="model")
