@@ -8,8 +8,10 @@ import socket
 import ssl
 from pathlib import Path
 
+import pytest
 from pdq import subjects
 from pdq.bus import Bus
+from pdq.errors import Misconfigured
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
 
@@ -50,6 +52,22 @@ async def test_the_key_of_a_store_is_replaced_by_two_restarts(tmp_path: Path) ->
 async def test_a_store_does_not_take_a_new_key_alone(tmp_path: Path) -> None:
     assert await stored(tmp_path, "key: $OLD\n", OLD) == 1
     assert await stored(tmp_path, "key: $NEW\n", NEW) == 0
+
+
+async def test_pdq_init_is_a_loss_while_the_key_is_wrong(tmp_path: Path) -> None:
+    """Of nats-server 2.15.1; docs/backup.md warns of it for as long as this passes."""
+    assert await stored(tmp_path, "key: $OLD\n", OLD) == 1
+    broker = Broker(tmp_path)
+    broker.jetstream, broker.environment = 'cipher: "chachapoly"\nkey: $NEW\n', NEW
+    broker.start()
+    try:
+        bus = await Bus.connect(BusSettings(url=broker.url), "test")
+        with pytest.raises(Misconfigured, match="error creating store"):
+            await init(bus, LimitSettings(), [MODEL])
+        await bus.close()
+    finally:
+        broker.stop()
+    assert await stored(tmp_path, "key: $OLD\n", OLD) == 1, "what was kept is there: the warning can go"
 
 
 def shown(port: int, ours: Authority) -> bytes:
