@@ -35,6 +35,7 @@ class Drive:
         self._on_record = on_record
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._begun = 0.0
+        self._held_until_s = 0.0
 
     async def run(self, load: Load) -> None:
         """Until every request has ended. Cancelled, what runs is ended where it runs, and recorded as interrupted."""
@@ -44,9 +45,16 @@ class Drive:
                 # Made before it is due: a long prompt takes its time.
                 body = self._prompts.body(number, request)
                 await asyncio.sleep(request.at_s - self._now())
-                held = self._slots.locked()
-                await self._slots.acquire()
+                held = await self._slot(request.at_s)
                 group.create_task(self._one(request, Ask(body, self._options.timeout_s), held))
+
+    async def _slot(self, due_s: float) -> bool:
+        """Take a slot. Whether the request is late for it, or for that of one before it."""
+        waits = self._slots.locked()
+        await self._slots.acquire()
+        if waits:
+            self._held_until_s = self._now()
+        return waits or due_s < self._held_until_s
 
     def _now(self) -> float:
         return time.monotonic() - self._begun

@@ -19,15 +19,18 @@ MOST_ERROR_BYTES = 1 << 16
 TOLD_CHARS = 300
 
 
+NOTHING = msgspec.Raw(b"null")
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = NOTHING
 
     @property
     def says(self) -> bool:
-        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
+        return bool(self.content or self.reasoning_content or self.reasoning) or self.tool_calls != NOTHING
 
 
 class _Choice(msgspec.Struct):
@@ -47,7 +50,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NOTHING
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -115,7 +118,7 @@ def _take(event: bytes, hearing: Hearing) -> None:
         chunk = _decode(event)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise Failed("not_an_endpoint", f"an event is not a chunk of an answer: {exc}") from None
-    if chunk.error is not None:
+    if chunk.error != NOTHING:
         raise _failed(bytes(chunk.error), "stream_error")
     if any(choice.says for choice in chunk.choices):
         hearing.chunk()
