@@ -206,7 +206,7 @@ class _Host:
             self._stages[stage] = Stage(self._loop(self.bus, stage, handler, parts, costs), costs)
         await self.bus.patiently(partial(self.bus.serve, subjects.drain(self._worker), "", self._drain))
         idle_s = self._settings.worker.idle_exit_s
-        self._idle = Idle(idle_s, self._busy) if idle_s else None
+        self._idle = Idle(idle_s, self._occupied) if idle_s else None
         self._start.ready(self._engine.info.start_s)
         self._metrics.started(self._start.parts_s)
         log.info("ready", extra={"worker": self._worker, "model": self._engine.info.model, "slots": self._slots})
@@ -238,6 +238,10 @@ class _Host:
 
     def _busy(self) -> int:
         return sum(stage.loop.busy for stage in self._stages.values())
+
+    def _occupied(self) -> int:
+        """Jobs held, and stages that take none for want of room: neither is idleness."""
+        return self._busy() + sum(stage.loop.held_up for stage in self._stages.values())
 
     @property
     def _slots(self) -> int:

@@ -191,6 +191,23 @@ async def test_the_batch_script_drains_before_its_time_is_over(
     assert "reason=SIGTERM" in (alone.directory / "sbatch.log").read_text().splitlines()[-1]
 
 
+async def test_a_worker_that_waits_for_room_is_not_idle(bus: Bus) -> None:
+    async def process(delivery: Delivery, run: Run) -> None:
+        raise AssertionError("nothing was queued")
+
+    stop, room = asyncio.Event(), asyncio.Event()
+    puller = Puller(bus, subjects.PREFILL, [subjects.consumer(MODEL, "normal")])
+    loop = Loop(puller, process, slots=1, ack_wait_s=30, stall_s=60, drain_s=5, admit=room.wait)
+    running = asyncio.create_task(loop.run(stop))
+    await asyncio.sleep(0.1)
+    assert loop.held_up
+    room.set()
+    await asyncio.sleep(0.1)
+    assert not loop.held_up
+    stop.set()
+    await asyncio.wait_for(running, 10)
+
+
 class Stopping(Puller):
     """Tells its loop to stop in the very moment in which a message has come."""
 

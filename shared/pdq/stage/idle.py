@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Idle:
-    """Tells when no job was held for a while. `busy`: how many jobs are held now."""
+    """Tells when nothing was done for a while. `busy`: how many things are being done now."""
 
     def __init__(self, after_s: float, busy: Callable[[], int]) -> None:
         """Count from now, and from each `changed`."""
@@ -21,7 +21,7 @@ class Idle:
         self._since = time.monotonic()
 
     async def over(self) -> None:
-        """Return once no job was held for `after_s`; no job is held at that moment. Waits without bound."""
+        """Return once `busy` was 0 for `after_s`; it is at that moment. Waits without bound."""
         while True:
             left_s = self._left_s()
             if left_s <= 0:

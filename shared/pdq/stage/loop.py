@@ -55,6 +55,8 @@ class Loop:
         self._on_change = on_change
         self._admit = admit
         self._runs: dict[asyncio.Task[None], Run] = {}
+        self.held_up = False
+        """Whether it waits for room: there may be work that it does not take."""
 
     @property
     def busy(self) -> int:
@@ -82,7 +84,11 @@ class Loop:
 
     async def _next(self) -> Delivery:
         if self._admit is not None:
-            await self._admit()
+            self.held_up = True
+            try:
+                await self._admit()
+            finally:
+                self.held_up = False
         return await self._puller.get()
 
     def _begin(self, delivery: Delivery) -> None:
