@@ -47,8 +47,8 @@ demo: setup ## one request through prefill and decode, on real parts, with its t
 	@$(BIN)/python -m pdq.demo
 
 test: setup lint ## everything that must pass: the checks of `lint`, then all tests
-	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL)
-	$(BIN)/pytest -m "engine and not matrix"
+	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL) --durations 25
+	$(BIN)/pytest -m "engine and not matrix" --durations 25
 
 test-fast: setup ## the tests that need no engine: seconds, not minutes
 	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL)
