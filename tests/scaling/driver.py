@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 from pdq.messages import StageName
@@ -16,6 +18,8 @@ from pdq.messages import StageName
 from tests.scaling.keda import Number, Replicas, Scaled
 from tests.stack import Stack
 
+STARTED = "msg=started"
+"""In the log of a worker that handles signals."""
 EXIT_S = 30.0
 """How long a worker may take to end after SIGTERM."""
 
@@ -40,13 +44,13 @@ class Deployment:
     def __init__(self, stack: Stack, role: StageName, *, idle_exit_s: float = 0.0, **settings: str) -> None:
         self.role: StageName = role
         self.ended: list[int | None] = []
-        """Exit codes; None: it had to be killed."""
+        """Exit codes; None: it had to be killed. 0, too, of one that was told to end before it ran code of ours."""
         self.started = 0
         self._stack = stack
         self._options = ["--role", role, "--idle-exit", f"{idle_exit_s:g}"]
         self._settings = settings
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._ending: list[subprocess.Popen[bytes]] = []
+        self._running: list[_Worker] = []
+        self._ending: list[_Worker] = []
 
     @property
     def replicas(self) -> int:
@@ -65,7 +69,7 @@ class Deployment:
             self._start()
         while self.replicas > replicas:
             oldest = self._running.pop(0)
-            oldest.terminate()
+            oldest.process.terminate()
             self._ending.append(oldest)
 
     async def stop(self) -> None:
@@ -74,9 +78,9 @@ class Deployment:
         give_up = time.monotonic() + EXIT_S
         while self.processes and time.monotonic() < give_up:
             await asyncio.sleep(0.05)
-        for process in self._ending:
-            process.kill()
-            process.wait(10)
+        for late in self._ending:
+            late.process.kill()
+            late.process.wait(10)
             self.ended.append(None)
         self._ending.clear()
 
@@ -84,15 +88,26 @@ class Deployment:
         self.started += 1
         name = f"{self.role}-{self.started}"
         environment = self._stack.environment(name, PDQ_HTTP_PORT="off", **self._settings)
-        with open(self._stack.directory / f"{name}.log", "ab") as log:
+        log = self._stack.directory / f"{name}.log"
+        with open(log, "ab") as out:
             command = [sys.executable, "-m", "pdq", "worker", *self._options]
-            self._running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            self._running.append(_Worker(subprocess.Popen(command, env=environment, stdout=out, stderr=out), log))
 
     def _reap(self) -> None:
-        for processes in (self._running, self._ending):
-            for process in [one for one in processes if one.poll() is not None]:
-                processes.remove(process)
-                self.ended.append(process.returncode)
+        for workers in (self._running, self._ending):
+            for worker in [one for one in workers if one.process.poll() is not None]:
+                workers.remove(worker)
+                self.ended.append(worker.exit_code)
+
+
+class _Worker(NamedTuple):
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def exit_code(self) -> int:
+        code = int(self.process.returncode)
+        return 0 if code == -signal.SIGTERM and STARTED not in self.log.read_text("utf-8", "replace") else code
 
 
 class Policy(Protocol):
