@@ -18,6 +18,8 @@ from pdq.bench.workload import BLOCK_TOKENS, TimedRequest
 
 UNIT_BYTES = 5
 POOL_UNITS = 1 << 16
+SPREAD = 2_654_435_761
+"""Odd, so that neighbours begin at places of the pool that are far from each other."""
 NAME_UNITS = 4
 """That a prompt, or a block, has its number in; as many again have the run's."""
 FIRST_ID, NUM_IDS = 1000, 1000
@@ -77,9 +79,9 @@ class Prompts:
     def body(self, number: int, request: TimedRequest) -> bytes:
         """Of the load's request `number`."""
         prompt = self.prompt(number, request.input_tokens, request.blocks)
-        return self.wrapped(prompt, request.output_tokens)
+        return self._wrapped(prompt, request.output_tokens)
 
-    def wrapped(self, prompt: str, output_tokens: int) -> bytes:
+    def _wrapped(self, prompt: str, output_tokens: int) -> bytes:
         if self._ids:
             return f'{{"prompt":[{prompt}],"max_tokens":{output_tokens},{self._fields}'.encode()
         message = f'{{"role":"user","content":"{prompt}"}}'
@@ -103,11 +105,11 @@ class Prompts:
     def _cut(self, kind: int, number: int, num_units: int) -> str:
         """So many units that begin with what `kind`, `number` and the run are: no two begin alike."""
         name = "".join(self._units[digit] for digit in self._digits(kind, number))
-        start = Random(f"{self._run} {kind} {number}").randrange(POOL_UNITS)
         length = UNIT_BYTES * num_units
-        text = name + self._pool[UNIT_BYTES * start :]
+        start = UNIT_BYTES * (number * SPREAD % POOL_UNITS)
+        text = name + self._pool[start : start + length]
         while len(text) < length:
-            text += self._pool
+            text += self._pool[: length - len(text)]
         return text[:length]
 
     def _digits(self, kind: int, number: int) -> list[int]:
