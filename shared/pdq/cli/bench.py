@@ -44,14 +44,19 @@ def bench(
         Literal["poisson", "constant", "bursty"] | None,
         typer.Option(help="How they arrive; bursty: as --generate has it, and its default.", show_default="poisson"),
     ] = None,
-    input_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of each prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of each answer.")] = 128,
+    input_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Length of each prompt.", show_default="512")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Length of each answer.", show_default="128")
+    ] = None,
     generate: Annotated[
         Literal["azure-code", "azure-conv", "mooncake"] | None, typer.Option(help="Lengths and times like a trace's.")
     ] = None,
     replay: Annotated[Path | None, typer.Option(metavar="FILE", help="Lengths and times of a trace.")] = None,
     trace_format: Annotated[
-        Literal["azure", "mooncake", "burstgpt"] | None, typer.Option("--format", help="Its format; default: seen.")
+        Literal["azure", "mooncake", "burstgpt"] | None,
+        typer.Option("--format", help="Its format; default: by its first line."),
     ] = None,
     speed: Annotated[float, typer.Option(metavar="F", min=0.001, help="Replay so many times as fast.")] = 1.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of times and lengths; prompts are new in each run.")] = 0,

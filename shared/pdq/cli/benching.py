@@ -29,7 +29,7 @@ from pdq.client import ORDER_HEADER, PRIORITY_HEADER, Client
 from pdq.errors import Rejected
 
 API_KEY = "OPENAI_API_KEY"
-RATE, DURATION_S = 1.0, 60.0
+RATE, DURATION_S, INPUT_TOKENS, OUTPUT_TOKENS = 1.0, 60.0, 512, 128
 """Where nothing else is said."""
 
 
@@ -41,8 +41,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     rate: float
     arrivals: str | None
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
     generate: generator.Name | None
     replay: Path | None
     trace_format: traces.Format | None
@@ -95,13 +95,22 @@ def run_bench(wanted: Wanted, nats_url: str, as_json: bool, environ: Mapping[str
 
 def check(wanted: Wanted) -> None:
     """Raise Rejected for options that do not go together."""
-    if wanted.replay is not None and (wanted.generate or wanted.rate or wanted.arrivals):
-        message = "a replay has times of its own: --speed changes them, not --rate, --arrivals or --generate"
-        raise Rejected(message, code="usage", param="replay")
-    if wanted.replay is None and wanted.speed != 1:
-        raise Rejected("--speed is for a --replay; use --rate", code="usage", param="speed")
-    if wanted.arrivals == "bursty" and not wanted.generate:
-        raise Rejected("bursty arrivals are those of a trace: name one with --generate", code="usage", param="arrivals")
+    replay, lengths = wanted.replay is not None, wanted.input_tokens or wanted.output_tokens
+    for wrong, param, message in (
+        (replay and wanted.generate, "replay", "either --replay or --generate makes the load"),
+        (replay and wanted.rate, "rate", "a replay has times of its own: --speed changes them"),
+        (replay and wanted.arrivals, "arrivals", "a replay has times of its own: --speed changes them"),
+        ((replay or wanted.generate) and lengths, "input-tokens", "lengths are the trace's"),
+        (not replay and wanted.speed != 1, "speed", "--speed is for a --replay; use --rate"),
+        (not replay and wanted.trace_format, "format", "--format is for a --replay"),
+        (
+            not wanted.generate and wanted.arrivals == "bursty",
+            "arrivals",
+            "bursty arrivals are those of a trace: name one with --generate",
+        ),
+    ):
+        if wrong:
+            raise Rejected(message, code="usage", param=param)
     if wanted.url and not wanted.url.startswith(("http://", "https://")):
         raise Rejected(f"{wanted.url!r} is no URL of http", code="usage", param="url")
 
@@ -119,7 +128,7 @@ def load_of(wanted: Wanted) -> Load:
         if wanted.generate:
             endless = generator.timed(wanted.generate, times, random)
         else:
-            endless = workload.alike(times, wanted.input_tokens, wanted.output_tokens)
+            endless = workload.alike(times, wanted.input_tokens or INPUT_TOKENS, wanted.output_tokens or OUTPUT_TOKENS)
     bounded = wanted.requests or wanted.replay is not None
     duration_s = wanted.duration_s or (0.0 if bounded else DURATION_S)
     load = workload.within(endless, warm_up_s=wanted.warm_up_s, duration_s=duration_s, requests=wanted.requests)
