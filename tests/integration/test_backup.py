@@ -20,6 +20,7 @@ from nats.aio.client import Client as Nats
 from pdq import subjects
 from pdq.bus import Bus
 from pdq.client import Client
+from pdq.errors import Unavailable
 from pdq.settings import BusSettings, LimitSettings
 
 from tests import snapshot
@@ -100,9 +101,16 @@ async def submit(client: Client, *requests: str) -> None:
 
 async def until_routed(client: Client, *requests: str) -> None:
     for request in requests:
-        async with asyncio.timeout(10):
-            while "routed" not in (await read_all(client, request)).story:
+        async with asyncio.timeout(30):
+            while not await is_routed(client, request):
                 await asyncio.sleep(0.02)
+
+
+async def is_routed(client: Client, request: str) -> bool:
+    # A router that is ready may not answer reads yet.
+    with contextlib.suppress(Unavailable):
+        return "routed" in (await read_all(client, request)).story
+    return False
 
 
 def stop(workers: list[Service]) -> None:
