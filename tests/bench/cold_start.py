@@ -3,7 +3,7 @@
 A request waits with no worker alive; then `pdq worker` is started, with the real engine. `--tier cold`: its LMCache
 server is started with it, as on a machine that has just come up; `warm`: it runs already. The parts are the worker's
 own (`pdq_worker_start_seconds`), and may overlap; `served` goes from the process's beginning to the first token, or to
-prefill's handoff; `cpu` is what the worker's processes had used by then; `stop` goes from SIGTERM to its end.
+prefill's handoff; `cpu_…` is what its processes had used by then; `stop` goes from SIGTERM to its end.
 """
 
 from __future__ import annotations
@@ -94,15 +94,19 @@ async def _served(stack: Stack, spec: ModelSpec, server: KvServer, role: str, *,
     ending = time.monotonic()
     if await asyncio.to_thread(worker.stop, 60):
         raise SystemExit(f"the worker did not end in order:\n{worker.log.read_text()[-2_000:]}")
-    return {**parts, "served": served_s, "cpu": cpu_s, "stop": time.monotonic() - ending}
+    return {**parts, "served": served_s, **cpu_s, "stop": time.monotonic() - ending}
 
 
-def _cpu_s(worker: Worker) -> float:
-    """CPU seconds of the worker and its engine, so far: on a busy machine they say more than the clock."""
+def _cpu_s(worker: Worker) -> dict[str, float]:
+    """CPU seconds of the worker and of its engine's core, so far: on a busy machine they say more than the clock."""
     assert worker.process is not None
     front = psutil.Process(worker.process.pid)
-    times = [process.cpu_times() for process in (front, *front.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return {"cpu_front": _spent_s(front), "cpu_core": sum(map(_spent_s, front.children(recursive=True)))}
+
+
+def _spent_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _table(runs: list[dict[str, float]], role: str, tier: str) -> list[str]:
