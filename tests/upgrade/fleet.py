@@ -129,4 +129,6 @@ def violations(asked: Sequence[Asked], seen: Seen) -> list[str]:
     found = [f"{one.request or 'not accepted'}: {one.wrong}" for one in asked if one.wrong]
     found += [f"{request} ended as {ends}" for request, ends in seen.ends.items() if ends != ["finished"]]
     found += [f"{one.request} has no end" for one in asked if one.request and one.request not in seen.ends]
+    told = {one.request for one in asked}
+    found += [f"{request} ran, and nobody was told" for request in seen.ends if request not in told]
     return found + ([f"{seen.dead} dead letters"] if seen.dead else [])

@@ -41,6 +41,8 @@ class Report(msgspec.Struct, kw_only=True):
     replaced: int
     """Services."""
     seconds: float
+    again: int
+    """Requests that met a gateway as it went, and were asked again."""
     crossed: int
     """Requests that more than one build has worked on."""
     continued: int
@@ -52,7 +54,7 @@ class Report(msgspec.Struct, kw_only=True):
     def line(self) -> str:
         records = ", ".join(f"{count} {name}" for name, count in sorted(self.records.items()) if count)
         return (
-            f"{self.name}: {self.requests} requests, {len(self.violations)} wrong; "
+            f"{self.name}: {self.requests} requests, {len(self.violations)} wrong, {self.again} asked again; "
             f"{self.replaced} services replaced in {self.seconds:.0f} s; "
             f"{self.crossed} requests crossed builds, {self.continued} in mid-answer; records: {records}"
         )
@@ -108,6 +110,7 @@ async def run(
         requests=len(traffic.asked),
         replaced=replaced,
         seconds=time.monotonic() - began,
+        again=traffic.again,
         crossed=seen.crossed,
         continued=seen.continued,
         records=dict(seen.records),

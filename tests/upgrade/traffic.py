@@ -53,11 +53,17 @@ def asks(seed: int, orders: Collection[str]) -> Iterator[Ask]:
 
 
 class Traffic:
-    """`AT_ONCE` requests at any time, as long as the context lasts. A gateway that is not there is passed over, as by
-    any load balancer; no other failure is."""
+    """`AT_ONCE` requests at any time, as long as the context lasts.
+
+    A gateway that is not there, or goes without a byte of an answer, is passed over, as by a load balancer and by
+    OpenAI's clients; no other failure is.
+
+    `again`: how many were asked again after they were sent. That none of them had been taken is seen in the log.
+    """
 
     def __init__(self, urls: Sequence[str], seed: int, orders: Collection[str] = plan.ORDERS) -> None:
         self.asked: list[Asked] = []
+        self.again = 0
         self._urls = cycle(urls)
         self._asks = asks(seed, orders)
         self._stop = asyncio.Event()
@@ -103,6 +109,8 @@ class Traffic:
                 break
             except httpx.ConnectError:
                 await asyncio.sleep(AWAY_S)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                self.again += 1
         asked.request = answer.headers.get("x-pdq-request", "")
         if answer.status_code == 200:
             asked.answer = answer.json()
