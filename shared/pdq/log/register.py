@@ -159,7 +159,7 @@ def follow(state: State, event: StateEvent, **changes: Any) -> State:
 
 
 def to_event(stored: Stored) -> Event:
-    """A stored record as a reader gets it. Raises NotDecodable."""
+    """A stored record as a reader gets it. Raises NotDecodable or NewerVersion."""
     if subjects.parse_log(stored.subject).kind == "state":
         return Event(seq=stored.seq, state=decode_json(stored.data, State))
     return Event(seq=stored.seq, out=decode_json(stored.data, Output))
