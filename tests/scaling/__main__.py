@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+from pdq.messages import AskedOrder
 
 from tests.scaling.report import Report
 from tests.scaling.run import Plan, run, stack_at
@@ -36,7 +37,7 @@ def main() -> int:
     print(f"bursts of {', '.join(map(str, plan.bursts))} requests, in {directory}", file=sys.stderr)
     logging.getLogger("pdq").setLevel(logging.ERROR)
     try:
-        report = asyncio.run(_run(plan, directory))
+        report = asyncio.run(_run(plan, directory, options.order))
     except KeyboardInterrupt:
         print(f"interrupted; logs are in {directory}", file=sys.stderr)
         return INTERRUPTED
@@ -48,8 +49,8 @@ def main() -> int:
     return 0 if report.ok else 1
 
 
-async def _run(plan: Plan, directory: Path) -> Report:
-    stack, monitoring = stack_at(directory)
+async def _run(plan: Plan, directory: Path, order: AskedOrder) -> Report:
+    stack, monitoring = stack_at(directory, order)
     try:
         await stack.start()
         return await run(plan, stack, monitoring)
@@ -62,6 +63,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-n", "--requests", type=int, default=200, help="how many requests (default: %(default)s)")
     parser.add_argument("-s", "--seed", type=int, default=7, help="of prompts and lengths (default: %(default)s)")
     parser.add_argument("--max-replicas", type=int, default=3, help="of each role (default: %(default)s)")
+    orders = ("prefill-first", "auto")
+    parser.add_argument("--order", choices=orders, default=orders[0], help="the router's (default: %(default)s)")
     parser.add_argument("--apart", action="store_true", help="each role by its own jobs alone")
     parser.add_argument("--idle-exit", type=float, default=0.0, help="workers end by themselves when idle so long")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -27,6 +28,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     given_back: int
     """How often a worker that was told to end gave it back."""
     outcome: str
+    order: str
+    """And the reason for it."""
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +111,8 @@ class Report(msgspec.Struct, kw_only=True):
         for role, numbers in self.changes.items():
             took = f"{self.worker_s.get(role, 0.0):g} worker seconds of {self.rows[-1].at_s if self.rows else 0:g} s"
             yield f"{role}: replicas {' '.join(map(str, numbers))}; {took}"
+        orders = Counter(one.order for one in self.requests)
+        yield f"orders: {', '.join(f'{count} {order}' for order, count in orders.most_common())}"
         yield f"given back by workers that were told to end: {self.given_back}"
         yield from (f"trouble: {trouble}" for trouble in self.troubles)
         yield from self.failures

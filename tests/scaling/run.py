@@ -14,7 +14,7 @@ import yaml
 from pdq import subjects, traces
 from pdq.bus import Bus
 from pdq.client import Client
-from pdq.messages import Event, StageName
+from pdq.messages import AskedOrder, Event, StageName
 from pdq.settings import LimitSettings
 from pdq.telemetry.start import COLD_START
 
@@ -82,10 +82,14 @@ def asks(plan: Plan, burst: int) -> list[Ask]:
     ]
 
 
-def stack_at(directory: Path) -> tuple[Stack, str]:
-    """A broker and a router, no worker; and where the broker's monitoring is."""
+def stack_at(directory: Path, order: AskedOrder = "prefill-first") -> tuple[Stack, str]:
+    """A broker and a router, no worker; and where the broker's monitoring is.
+
+    order: the router's. With `auto` prefill's own jobs do not wake it: decode's number does, or nothing.
+    """
     monitoring = f"127.0.0.1:{free_port()}"
-    stack = Stack(directory, limits=LIMITS, PDQ_ROUTER_PREFILL_START_S=f"{PREFILL_START_S:g}")
+    start_s = 0.0 if order == "auto" else PREFILL_START_S
+    stack = Stack(directory, limits=LIMITS, PDQ_ROUTER_ORDER=order, PDQ_ROUTER_PREFILL_START_S=f"{start_s:g}")
     stack.broker.more = f'http: "{monitoring}"\n'
     stack.add("pdq_router")
     return stack, monitoring
@@ -186,6 +190,7 @@ async def _request(bus: Bus, plan: Plan, asked: Asked, events: Sequence[Event], 
         lasted_s=round(ended - submitted, 3),
         given_back=sum(state.event == "released" and state.cause == "drain" for state in states),
         outcome=states[-1].event,
+        order=f"{states[-1].order} ({states[-1].reason})",
     )
 
 
