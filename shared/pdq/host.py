@@ -193,7 +193,6 @@ class _Host:
         try:
             # Patiently: a broker that is away for a moment must not cost the engine that was just loaded.
             await self.bus.patiently(outbox.start)
-            await self.bus.patiently(watch.start)
             yield _Parts(outbox, watch, telemetry)
         finally:
             await outbox.close()
@@ -219,8 +218,9 @@ class _Host:
         async with asyncio.TaskGroup() as group:
             beats = self._beats.run(self._settings.limits.worker_ttl_s)
             side = [group.create_task(beats), group.create_task(self._stats())]
-            if self._staging is not None:
-                side.append(group.create_task(self._staging.run()))
+            if (staging := self._staging) is not None:
+                await self.bus.patiently(partial(self.bus.follow, subjects.LIVE_STATES, staging.hear))
+                side.append(group.create_task(staging.run()))
             if self._idle is not None:
                 side.append(group.create_task(self._end_when(self._idle)))
             lost = group.create_task(self.bus.watch(self._stop))
@@ -254,7 +254,7 @@ class _Host:
         fleet = Fleet(bus)
         preference = Preference(fleet, self._metrics, self._worker, lambda: self._stages[stage].loop.busy)
         if stage == "decode" and self._settings.kv.mode != "host":
-            self._staging = self._stager(bus, fleet, parts.watch)
+            self._staging = self._stager(bus, fleet)
         worker = StageWorker(
             stage,
             handler,
@@ -284,14 +284,14 @@ class _Host:
             admit=room.wait if room is not None else None,
         )
 
-    def _stager(self, bus: Bus, fleet: Fleet, watch: Watch) -> Staging:
-        """Listening to `watch`, for a worker whose tier is its own."""
+    def _stager(self, bus: Bus, fleet: Fleet) -> Staging:
+        """For a worker whose tier is its own."""
         info, key = self._engine.info, read_key(self._settings.kv.key_file)
 
         async def stage(job: DecodeJob) -> int:
             return await self._engine.stage(unpack_ids(job.prompt), salt(info.contract, job.tenant, key))
 
-        staging = Staging(
+        return Staging(
             bus,
             fleet,
             self._metrics,
@@ -302,8 +302,6 @@ class _Host:
             stage=stage,
             room_bytes=self._settings.kv.room_bytes // STAGED_SHARE,
         )
-        watch.listen(staging.hear)
-        return staging
 
     async def _drain(self, subject: str, data: bytes) -> bytes:
         """Stop as on SIGTERM: what runs may take the drain time."""

@@ -147,6 +147,11 @@ def live(tenant: str, request: str) -> str:
     return f"pdq.live.{tenant}.{request}.*"
 
 
+def live_state(tenant: str, request: str) -> str:
+    """The live copy of one request's register."""
+    return f"pdq.live.{tenant}.{request}.state"
+
+
 class LogSubject(NamedTuple):
     tenant: str
     request: str

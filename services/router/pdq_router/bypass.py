@@ -77,7 +77,7 @@ class Bypass:
         promise = entry.state.promise if entry is not None and not entry.state.ended else None
         if entry is not None and promise is not None and not entry.state.decode.attempt:
             headers = {name: value for name, value in stored.headers.items() if name.lower() in TRACE_HEADERS}
-            await publish_job(self._bus, handoff_of(job, promise), headers)
+            await publish_job(self._bus, handoff_of(job, promise), entry, headers)
         if not oldest or time.time() >= job.deadline:
             await self._bus.purge(subjects.PREFILL, subjects.any_job("prefill", job.tenant, job.request))
 

@@ -274,7 +274,7 @@ class Router:
             if entry.state.prefer:
                 span.set(prefer=entry.state.prefer)
             job = _job(submit, prepared, entry.state, decision)
-            await self._queue(submit, entry.state, job, span)
+            await self._queue(submit, entry, job, span)
 
     async def _admit(self, submit: Submit, prepared: prepare.Prepared, decision: Decision) -> Lane:
         """Where the job waits. Raises Overloaded where the queue or the tenant has no room, and Rejected for what its
@@ -319,12 +319,13 @@ class Router:
 
         return await asyncio.to_thread(work) if len(submit.body) > INLINE_BYTES else work()
 
-    async def _queue(self, submit: Submit, state: State, job: Job, span: StageSpan) -> None:
+    async def _queue(self, submit: Submit, entry: Entry, job: Job, span: StageSpan) -> None:
+        state = entry.state
         span.set(order=state.order, reason=state.reason, prompt_tokens=state.prompt_tokens)
         span.set(**{f"pdq.order.{name}": value for name, value in state.inputs.items()})
         published_s = time.time()
         try:
-            await publish_job(self._bus, job, span.headers())
+            await publish_job(self._bus, job, entry, span.headers())
         except QueueFull as exc:
             raise Overloaded(f"the queue is full: {exc}", code="queue_full", retry_after_s=exc.retry_after_s) from exc
         # As of the publish: what follows runs while the next stage does.

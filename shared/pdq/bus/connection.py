@@ -218,15 +218,15 @@ class Connection:
                 raise
         return subscription
 
-    async def follow(self, subject: str, callback: StoredCallback) -> Subscription:
-        """Live copies of a stream's messages, in stream order."""
+    async def follow(self, subject: str, callback: StoredCallback, *, confirm: bool = True) -> Subscription:
+        """Live copies of a stream's messages, in stream order. confirm: as of `subscribe`."""
 
         async def take(message: Msg) -> None:
             headers = dict(message.headers or {})
             if "Nats-Sequence" in headers:
                 callback(Stored(message.subject, int(headers["Nats-Sequence"]), bytes(message.data), headers))
 
-        return await self.subscribe(subject, take)
+        return await self.subscribe(subject, take, confirm=confirm)
 
     async def serve(self, subject: str, queue: str, answer: Responder) -> Subscription:
         """Answer requests to a subject, one of a queue group; requests are answered concurrently."""

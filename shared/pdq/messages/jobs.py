@@ -133,6 +133,10 @@ class PrefillJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Passed on to the decode job."""
     handoff: bool = True
     """Publish the decode job once the KV can be read. False: decode has the request, and waits for `prefilled`."""
+    state_seq: int = 0
+    state: bytes = b""
+    """The request's `State` as this was queued, in JSON, and its sequence in the log: what a claim tries first. It may
+    be out of date, and then the broker refuses the claim."""
 
 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="decode"):
@@ -152,6 +156,10 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     prefill_wait_s: float = 0.0
     """decode-first: what decode lacks of the prompt's KV is made by a prefill worker, and waited for so long at
     most. 0: decode computes it."""
+    state_seq: int = 0
+    state: bytes = b""
+    """The request's `State` as this was queued, in JSON, and its sequence in the log: what a claim tries first. It may
+    be out of date, and then the broker refuses the claim."""
 
 
 Job = PrefillJob | DecodeJob

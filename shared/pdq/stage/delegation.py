@@ -84,7 +84,7 @@ class Delegation:
             return "no_prefill_worker"
         work.delegated = True
         try:
-            await publish_job(self._bus, prefill_of(work.job), work.span.headers())
+            await publish_job(self._bus, prefill_of(work.job), work.entry, work.span.headers())
         except QueueFull:
             return "queue_full"
         return None

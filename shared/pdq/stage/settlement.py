@@ -118,7 +118,7 @@ class Settlement:
             return
         published_s = time.time()
         if not isinstance(work.job, PrefillJob) or work.job.handoff:
-            await self.publish_handoff(work.job, outcome.promise, work.span.headers())
+            await self.publish_handoff(work.job, outcome.promise, entry, work.span.headers())
         # As of the publish: what follows runs while the next stage does.
         work.span.end(at_s=published_s)
         self._metrics.handoff(outcome.promise.cause)
@@ -242,9 +242,9 @@ class Settlement:
         fields = {"action": f"{self._stage}.{outcome.split()[0]}", "request_id": work.job.request, **more}
         log.info("%s %s", self._stage, outcome, extra={**fields, "attempt": work.attempt})
 
-    async def publish_handoff(self, job: Job, promise: Promise, headers: dict[str, str]) -> None:
+    async def publish_handoff(self, job: Job, promise: Promise, known: Entry, headers: dict[str, str]) -> None:
         """Publish the decode job of a prefilled request; that it is queued already is success."""
-        await publish_job(self._bus, handoff_of(job, promise), headers)
+        await publish_job(self._bus, handoff_of(job, promise), known, headers)
 
 
 def _told(exc: Outcome | Exception) -> str:

@@ -1,7 +1,6 @@
 """Watching the live states of requests: a cancel, an end or a newer claim stops running work at once.
 
-What was heard last of a request is also what a claim of it tries first. It may be out of date, and then the
-broker refuses the claim.
+A worker hears of its own requests only, so what a request costs does not grow with the number of workers.
 """
 
 from __future__ import annotations
@@ -9,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from pdq import subjects
 from pdq.bus import Bus, Stored
 from pdq.errors import UNREADABLE
-from pdq.log import UNREAD, Entry, Known
+from pdq.log import Entry
 from pdq.messages import StageName, State, decode_json
 from pdq.stage import claims
 from pdq.stage.run import Run
 
 log = logging.getLogger("pdq.stage")
-
-NUM_HEARD = 1_024
-"""Requests whose newest state is remembered until they are claimed here."""
 
 
 class Heard:
@@ -49,17 +45,22 @@ class Heard:
 
 
 class Watch:
-    """One subscription per process, whatever it runs."""
+    """All requests that one process works on."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._running: dict[tuple[str, str, StageName], tuple[Run, int]] = {}
-        self._heard: dict[tuple[str, str], tuple[int, bytes]] = {}
         self._hearing: dict[tuple[str, str], set[Heard]] = {}
-        self._listeners: list[Callable[[Stored], None]] = []
 
-    async def start(self) -> None:
-        await self._bus.follow(subjects.LIVE_STATES, self._on_state)
+    @contextlib.asynccontextmanager
+    async def following(self, tenant: str, request: str) -> AsyncIterator[None]:
+        """Hear of a request from before whatever is sent next over this connection. Raises Unavailable."""
+        subject = subjects.live_state(tenant, request)
+        subscription = await self._bus.follow(subject, self._on_state, confirm=False)
+        try:
+            yield
+        finally:
+            await self._bus.unsubscribe(subscription)
 
     @contextlib.contextmanager
     def running(self, tenant: str, request: str, stage: StageName, attempt: int, run: Run) -> Iterator[None]:
@@ -84,34 +85,14 @@ class Watch:
             if not self._hearing[key]:
                 del self._hearing[key]
 
-    def listen(self, listener: Callable[[Stored], None]) -> None:
-        """Call `listener` with every state record of every request from now on; it must be quick and raise nothing."""
-        self._listeners.append(listener)
-
-    def heard(self, tenant: str, request: str) -> Known:
-        """What was last heard of a request's state; it is forgotten here."""
-        seq, data = self._heard.pop((tenant, request), (0, b""))
-        with contextlib.suppress(*UNREADABLE):
-            return Entry(seq, decode_json(data, State)) if seq else UNREAD
-        return UNREAD
-
     def _on_state(self, stored: Stored) -> None:
         where = subjects.parse_log(stored.subject)
-        self._remember((where.tenant, where.request), stored)
         for heard in self._hearing.get((where.tenant, where.request), ()):
             heard.take(stored)
-        for listener in self._listeners:
-            listener(stored)
         stages: tuple[StageName, ...] = ("prefill", "decode")
         for stage in stages:
             if (found := self._running.get((where.tenant, where.request, stage))) is not None:
                 self._judge(stored, stage, *found)
-
-    def _remember(self, key: tuple[str, str], stored: Stored) -> None:
-        self._heard.pop(key, None)
-        self._heard[key] = (stored.seq, stored.data)
-        if len(self._heard) > NUM_HEARD:
-            del self._heard[next(iter(self._heard))]
 
     def _judge(self, stored: Stored, stage: StageName, run: Run, attempt: int) -> None:
         try:

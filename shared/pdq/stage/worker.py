@@ -20,6 +20,7 @@ from pdq.stage import claims, recovery
 from pdq.stage.attempt import Attempt, Delegate, Handler, Handoff, Outcome
 from pdq.stage.costs import CostMeter
 from pdq.stage.delegation import Delegation
+from pdq.stage.jobs import known_of
 from pdq.stage.preference import Preference, Preferred, passed_before
 from pdq.stage.room import Room
 from pdq.stage.run import Run
@@ -130,7 +131,34 @@ class StageWorker:
             span.fail(job.code, str(job))
             await self._settlement.unclaimed.undecodable(delivery, job)
             return
-        verdict, entry = await self._claim(job)
+        work, result = None, None
+        # From before the claim, so that nothing after it is missed.
+        async with self._watch.following(job.tenant, job.request):
+            verdict, entry = await self._claim(job)
+            if isinstance(verdict, claims.Claim):
+                assert entry is not None
+                work = self._claimed(job, entry, delivery, span)
+                result = await self._work(work, run)
+        if work is not None and result is not None:
+            try:
+                await self._settlement.settle(work, result)
+            finally:
+                if work.writer is not None:
+                    work.writer.close()
+        else:
+            await self._leave(verdict, entry, job, delivery, span)
+
+    def _claimed(self, job: Job, entry: Entry, delivery: Delivery, span: StageSpan) -> ClaimedJob:
+        attempt = claims.of_stage(entry.state, self.stage).attempt
+        span.set(attempt=attempt)
+        if self._staging is not None and (staged := self._staging.taken(job.tenant, job.request)):
+            span.event("kv.stage", {"pdq.kv.tokens": staged.tokens, "took_ms": round(staged.took_s * 1e3, 3)})
+        return ClaimedJob(job, attempt, entry, delivery, span)
+
+    async def _leave(
+        self, verdict: claims.Verdict, entry: Entry | None, job: Job, delivery: Delivery, span: StageSpan
+    ) -> None:
+        """Do what a verdict says that is no claim."""
         match verdict:
             case claims.Drop(reason):
                 log.info("%s job dropped: %s", self.stage, reason, extra={"request_id": job.request})
@@ -144,16 +172,9 @@ class StageWorker:
                 span.fail(error.code, error.message)
                 await self._settlement.unclaimed.give_up(delivery, error, trace=trace)
             case claims.Resend(state):
-                assert state.promise is not None
-                await self._settlement.publish_handoff(job, state.promise, span.headers())
+                assert state.promise is not None and entry is not None
+                await self._settlement.publish_handoff(job, state.promise, entry, span.headers())
                 await delivery.ack()
-            case claims.Claim(state):
-                assert entry is not None
-                attempt = claims.of_stage(state, self.stage).attempt
-                span.set(attempt=attempt)
-                if self._staging is not None and (staged := self._staging.taken(job.tenant, job.request)):
-                    span.event("kv.stage", {"pdq.kv.tokens": staged.tokens, "took_ms": round(staged.took_s * 1e3, 3)})
-                await self._work(ClaimedJob(job, attempt, entry, delivery, span), run)
 
     async def _claim(self, job: Job) -> tuple[claims.Verdict, Entry | None]:
         verdict: claims.Verdict = claims.Drop("not judged")
@@ -163,27 +184,21 @@ class StageWorker:
             verdict = claims.judge(newest, self.stage, self._worker, time.time(), self._max_attempts)
             return verdict.state if isinstance(verdict, claims.Claim) else None
 
-        known = self._watch.heard(job.tenant, job.request)
-        entry = await self._log.update(job.tenant, job.request, change, known=known)
+        entry = await self._log.update(job.tenant, job.request, change, known=known_of(job))
         return verdict, entry
 
-    async def _work(self, work: ClaimedJob, run: Run) -> None:
+    async def _work(self, work: ClaimedJob, run: Run) -> Outcome | Exception:
         job = work.job
-        result: Outcome | Exception
         with self._watch.running(job.tenant, job.request, self.stage, work.attempt, run):
             try:
-                result = outcome = await self._handle(work, run)
+                outcome = await self._handle(work, run)
                 self._report(work, outcome)
             except PdqError as exc:
-                result = exc
+                return exc
             except Exception as exc:
                 log.exception("%s failed unexpectedly", self.stage, extra={"request_id": job.request})
-                result = exc
-        try:
-            await self._settlement.settle(work, result)
-        finally:
-            if work.writer is not None:
-                work.writer.close()
+                return exc
+        return outcome
 
     async def _handle(self, work: ClaimedJob, run: Run) -> Outcome:
         if isinstance(work.job, DecodeJob):
