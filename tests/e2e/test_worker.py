@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 from pdq.client import Client
 from pdq.settings import ModelSpec
 
 from tests.ask import Answer, ask
 from tests.e2e.conftest import KvServer, real_stack
-from tests.stack import chat
+from tests.stack import Service, chat
+from tests.worker import PART
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -25,6 +27,17 @@ async def ask_all(client: Client, spec: ModelSpec) -> dict[str, Answer]:
     }
 
 
+def core_began_early(worker: Service) -> None:
+    """The core's process was there before the front had anything to tell it: they imported at the same time."""
+    assert worker.process is not None
+    parts = {part: float(seconds) for part, seconds in PART.findall(worker.get("/metrics")[1])}
+    front = psutil.Process(worker.process.pid)
+    core = max(front.children(recursive=True), key=lambda process: process.memory_info().rss)
+    after = ("engine_core", "contract", "parsers", "self_test")
+    told_at = front.create_time() + parts["total"] - sum(parts[name] for name in after)
+    assert core.create_time() < told_at
+
+
 async def test_one_engine_serves_both_stages(spec: ModelSpec, server: KvServer, tmp_path: Path) -> None:
     await server.start()
     stack = real_stack(tmp_path, spec, server)
@@ -37,6 +50,7 @@ async def test_one_engine_serves_both_stages(spec: ModelSpec, server: KvServer, 
         answers = await ask_all(Client(bus, "local"), spec)
         await bus.close()
         assert worker.get("/metrics")[1].count("pdq_worker_info") > 0
+        core_began_early(worker)
     finally:
         stack.stop()
     delegated, first, only = answers["decode-first"], answers["prefill-first"], answers["decode-only"]
