@@ -16,6 +16,8 @@ STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS, OTHER_STREAM = 10077, 10054, 10158,
 NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
 """A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 
+SPACES = " \t\n\r\x0b\x0c"
+
 RETRY_AFTER_S = 1.0
 """A hint: who publishes into a full stream cannot tell how long the oldest message waits."""
 
@@ -104,9 +106,16 @@ def headers_size(headers: dict[str, str]) -> int:
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:
+    """Headers with the line before them, which names the protocol."""
+    return parse_header_lines(raw.partition(b"\r\n")[2])
+
+
+def parse_header_lines(raw: bytes) -> dict[str, str]:
+    """Lines that are no header, or whose name is not ASCII or has a space in it, are passed over."""
     headers = {}
-    for line in raw.decode("utf-8", "replace").split("\r\n")[1:]:
+    for line in raw.decode("utf-8", "replace").split("\r\n"):
         name, found, value = line.partition(":")
-        if found:
-            headers[name.strip()] = value.strip()
+        name = name.strip(SPACES)
+        if found and name.isascii() and len(name.split()) < 2:
+            headers[name] = value.strip(SPACES)
     return headers

@@ -72,21 +72,23 @@ class SimEngine:
         self._tasks = Tasks(settings.max_num_seqs)
         self._tasks.down = "the engine is not started"
         self._counts: Counter[str] = Counter()
+        # Made once: it is looked at several times for each request.
+        self._info = EngineInfo(
+            name=NAME,
+            model=spec.slug,
+            max_model_len=spec.max_model_len,
+            vocab_size=spec.vocab_size,
+            block_tokens=spec.block_tokens,
+            chunk_tokens=spec.chunk_tokens,
+            kv_bytes_per_token=STATE_BYTES,
+            contract=contract(spec),
+            slots=settings.max_num_seqs,
+            contract_fields=contract_fields(spec),
+        )
 
     @property
     def info(self) -> EngineInfo:
-        return EngineInfo(
-            name=NAME,
-            model=self._spec.slug,
-            max_model_len=self._spec.max_model_len,
-            vocab_size=self._spec.vocab_size,
-            block_tokens=self._spec.block_tokens,
-            chunk_tokens=self._spec.chunk_tokens,
-            kv_bytes_per_token=STATE_BYTES,
-            contract=contract(self._spec),
-            slots=self._settings.max_num_seqs,
-            contract_fields=contract_fields(self._spec),
-        )
+        return self._info
 
     async def start(self) -> None:
         """Make one token; where the KV directory exists, store and load one chunk. Raises Unavailable."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, SynchronousMultiSpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind
@@ -19,14 +19,11 @@ from pdq import __version__, subjects
 from pdq.errors import Misconfigured
 from pdq.otlp import Value
 from pdq.telemetry import context, export
-from pdq.telemetry.spans import Span, StageSpan
+from pdq.telemetry.spans import MAX_ATTRIBUTE, Span, StageSpan
 
 CLOSE_S = 3.0
 FILE_DELAY_MS = 100
 """How long a span waits for its line in the file: `pdq trace` reads it right after the answer."""
-
-MAX_ATTRIBUTE = 1024
-"""Characters kept of an attribute's value."""
 
 
 class TraceSettings(Protocol):
@@ -46,16 +43,18 @@ class Telemetry:
         """`exporters`: each with the delay of its batches in ms; None is OpenTelemetry's default."""
         self._on = bool(exporters)
         self._ids = context.TraceIds()
+        self._processor = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
         self._provider = TracerProvider(
             sampler=ParentBased(_ratio(sample)),
             resource=Resource.create(_identity(service, instance)),
             id_generator=self._ids,
             span_limits=SpanLimits(max_attribute_length=MAX_ATTRIBUTE),
             shutdown_on_exit=False,
+            active_span_processor=self._processor,
         )
         self._exporters = [exporter for exporter, _ in exporters]
         for exporter, delay_ms in exporters:
-            self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+            self._processor.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
         self._tracer = self._provider.get_tracer("pdq", __version__)
 
     @classmethod
@@ -128,7 +127,7 @@ class Telemetry:
                 [trace.Link(parent)] if parent.is_valid else None,
                 start_time=now_ns,
             )
-        span = StageSpan(self._tracer, begun, wait_ns / 1e9)
+        span = StageSpan(self._tracer, begun, wait_ns / 1e9, self._processor.on_end)
         if wait_ns:
             span.child("queue", stored_ns, now_ns)
         return span

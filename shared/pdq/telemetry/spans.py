@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from random import getrandbits
 from types import TracebackType
 from typing import Protocol, Self
 
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import StatusCode
 
 from pdq.errors import Interrupted, PdqError
 from pdq.messages import KvReport, Sampling, Usage
 from pdq.otlp import Value
 from pdq.telemetry import context
+
+MAX_ATTRIBUTE = 1024
+"""Characters kept of an attribute's value."""
 
 MAX_TEXT = 256
 """Characters kept of an error's message."""
@@ -129,8 +134,16 @@ class Span:
 class StageSpan(Span):
     """The span of one job at one stage: `route`, `process prefill` or `process decode`."""
 
-    def __init__(self, tracer: trace.Tracer, span: trace.Span, queue_wait_s: float) -> None:
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        span: trace.Span,
+        queue_wait_s: float,
+        ended: Callable[[ReadableSpan], None] | None = None,
+    ) -> None:
+        """ended: takes the children, which are over when they are made. Without it there are none."""
         super().__init__(tracer, span)
+        self._ended = ended
         self.queue_wait_s = queue_wait_s
         """Seconds from the broker's stored time to the delivery; 0 when either is unknown or clocks differ."""
 
@@ -147,10 +160,25 @@ class StageSpan(Span):
         events: tuple[tuple[str, int], ...] = (),
     ) -> None:
         """A child that is over already. Times are Unix nanoseconds; an end before its start counts as the start."""
-        if not self._span.is_recording():
+        # Made whole: a span of the SDK that is begun, filled and ended costs several times as much.
+        if self._ended is None or not isinstance(self._span, ReadableSpan) or not self._span.is_recording():
             return
-        parent = context.under(self._span.get_span_context())
-        span = self._tracer.start_span(name, parent, SpanKind.INTERNAL, own(attributes or {}), start_time=start_ns)
-        for event, at_ns in events:
-            span.add_event(event, timestamp=at_ns)
-        span.end(max(start_ns, end_ns))
+        parent = self._span.get_span_context()
+        child = trace.SpanContext(parent.trace_id, getrandbits(64), False, parent.trace_flags, parent.trace_state)
+        self._ended(
+            ReadableSpan(
+                name,
+                child,
+                parent,
+                self._span.resource,
+                {name: _cut(value) for name, value in own(attributes or {}).items()},
+                [Event(event, timestamp=at_ns) for event, at_ns in events],
+                start_time=start_ns,
+                end_time=max(start_ns, end_ns),
+                instrumentation_scope=self._span.instrumentation_scope,
+            )
+        )
+
+
+def _cut(value: Value) -> Value:
+    return value[:MAX_ATTRIBUTE] if isinstance(value, str) else value
