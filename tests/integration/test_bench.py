@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -267,6 +268,23 @@ async def test_what_an_endpoint_does_wrong_has_a_code(
     with pytest.raises(Failed) as failed:
         await heard(endpoint)
     assert failed.value.code == code
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+async def test_a_key_and_an_order_go_along(endpoint: Endpoint, tmp_path: Path, by_file: bool) -> None:
+    endpoint.pieces = [TEXT, USAGE, DONE]
+    (tmp_path / "key").write_text("secret\n")
+    command = [sys.executable, "-m", "pdq", "bench", "--url", f"{endpoint.url}/", "--model", "m", "--requests", "1"]
+    command += ["--order", "decode-first", "--save", str(tmp_path / "times")]
+    command += ["--api-key-file", str(tmp_path / "key")] if by_file else []
+    environ = os.environ | {"OPENAI_API_KEY": "another" if by_file else "secret"}
+    done = await asyncio.to_thread(
+        subprocess.run, command, env=environ, capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert endpoint.headers["Authorization"] == "Bearer secret"
+    assert endpoint.headers["Pdq-Order"] == "decode-first"
+    assert "secret" not in done.stdout + done.stderr + (tmp_path / "times").read_text()
 
 
 async def test_who_leaves_closes_the_connection(endpoint: Endpoint) -> None:

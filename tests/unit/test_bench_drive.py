@@ -86,13 +86,18 @@ async def test_failures_are_records_with_their_code() -> None:
         raise Failed("queue_full", "no room")
 
     async def silent(ask: Ask, hearing: Hearing) -> None:
-        await asyncio.sleep(BOUND_S)
+        try:
+            await asyncio.sleep(BOUND_S)
+        finally:
+            await asyncio.sleep(0.3)
 
     found: list[Record] = []
     await drive(Scripted(failing), at(0), found)
     await drive(Scripted(silent), at(0), found, timeout_s=0.05)
     assert [(record.error, record.succeeded) for record in found] == [("queue_full", False), ("timeout", False)]
     assert found[0].message == "no room"
+    # What it takes to end a request is none of its time.
+    assert found[1].end_s == pytest.approx(found[1].sent_s + 0.05)
     assert len(found[0].chunks) == 1
 
 

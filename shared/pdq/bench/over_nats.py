@@ -10,6 +10,8 @@ from pdq.log import Transcript
 from pdq.messages import Event, State
 
 SUBMIT_TIMEOUT_S = 5.0
+GRACE_S = 5.0
+"""Who asks has given up by then."""
 
 
 class OverNats:
@@ -37,7 +39,7 @@ class OverNats:
                     order=self._order,
                     timeout_s=min(SUBMIT_TIMEOUT_S, ask.timeout_s),
                 )
-                async for event in follower.events(ask.timeout_s):
+                async for event in follower.events(ask.timeout_s + GRACE_S):
                     _take(event, transcript, hearing)
             except asyncio.CancelledError:
                 await self._client.abandon(request)
