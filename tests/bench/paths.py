@@ -53,16 +53,17 @@ class Branch(Protocol):
 class Pdq:
     """Router, prefill and decode with the sim engine, asked by pdq's own client."""
 
-    def __init__(self, directory: Path, trace_sample: float) -> None:
+    def __init__(
+        self, directory: Path, trace_sample: float, roles: tuple[str, ...] = ("router", "prefill", "decode")
+    ) -> None:
+        """roles: those that have a process each here."""
         self.stack = Stack(
             directory,
             PDQ_WORKER_SLOTS=str(SLOTS),
             PDQ_ENGINE_MAX_NUM_SEQS=str(SLOTS),
             PDQ_TRACE_SAMPLE=str(trace_sample),
         )
-        self._services: dict[str, Service] = {
-            role: self.stack.add(f"pdq_{role}") for role in ("router", "prefill", "decode")
-        }
+        self._services: dict[str, Service] = {role: self.stack.add(f"pdq_{role}") for role in roles}
         self.bus: Bus
         self._client: Client
 
