@@ -47,11 +47,11 @@ demo: setup ## one request through prefill and decode, on real parts, with its t
 	@$(BIN)/python -m pdq.demo
 
 test: setup lint ## everything that must pass: the checks of `lint`, then all tests
-	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL) --durations 25
-	$(BIN)/pytest -m "engine and not matrix" --durations 25
+	$(BIN)/pytest -m "not engine and not matrix and not quiet" $(PARALLEL) --durations 25
+	$(BIN)/pytest -m "engine and not matrix and not quiet" --durations 25
 
 test-fast: setup ## the tests that need no engine: seconds, not minutes
-	$(BIN)/pytest -m "not engine and not matrix" $(PARALLEL)
+	$(BIN)/pytest -m "not engine and not matrix and not quiet" $(PARALLEL)
 
 test-compose: $(STAMP) ## docker-compose.yml on this machine, with no image registry: minutes
 	@$(BIN)/python infra/compose/test.py

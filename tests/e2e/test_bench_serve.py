@@ -72,6 +72,7 @@ def test_every_request_succeeds(theirs: dict[str, Any]) -> None:
     assert min(theirs["mean_ttft_ms"], theirs["mean_itl_ms"], theirs["p99_itl_ms"]) > 0
 
 
+@pytest.mark.quiet
 def test_the_same_load_has_the_same_figures(
     gateway: Service, spec: ModelSpec, theirs: dict[str, Any], way: str
 ) -> None:

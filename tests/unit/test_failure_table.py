@@ -17,7 +17,7 @@ def rows() -> list[str]:
 
 def named(module: str, name: str, abbreviated: bool) -> list[str]:
     file = ROOT / f"{module}.py" if "/" in module else ROOT / "tests/integration" / f"{module}.py"
-    found = re.findall(r"^async def test_(\w+)\(", file.read_text("utf-8"), re.MULTILINE)
+    found = re.findall(r"^(?:async )?def test_(\w+)\(", file.read_text("utf-8"), re.MULTILINE)
     return [test for test in found if (test.startswith(name) if abbreviated else test == name)]
 
 
