@@ -42,11 +42,23 @@ def test_another_line_is_refused_by_its_number_and_not_repeated(line: str, tmp_p
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_system_is_read_alike(tmp_path: Path) -> None:
+    assert worker.read(written(tmp_path, "\ufeffA=b\r\n\r\n# c\r\nD='e'\r\n")) == {"A": "b", "D": "e"}
+
+
+@pytest.mark.parametrize("content", [b"A=\xff\xfe\n", b"A=b\0c\n", "A=b\n".encode("utf-16")])
+def test_what_is_no_text_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "worker.env"
-    path.write_bytes(b"A=\xff\xfe\n")
+    path.write_bytes(content)
     with pytest.raises(Misconfigured, match="not a text file"):
         worker.read(path)
+
+
+def test_a_file_that_cannot_be_read_is_a_setting_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"cannot read .*nowhere: No such file"):
+        worker.read(tmp_path / "nowhere")
+    with pytest.raises(Misconfigured, match="Is a directory"):
+        worker.read(tmp_path)
 
 
 def command(directory: Path, text: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -63,15 +63,11 @@ def worker(
 
 def read(path: Path) -> dict[str, str]:
     """An environment file: lines `NAME=VALUE`, blank lines and `#` comments. One pair of quotes around a value is
-    taken off. Raises Misconfigured, and OSError."""
+    taken off. Raises Misconfigured."""
     from pdq.errors import Misconfigured
 
     found: dict[str, str] = {}
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as exc:
-        raise Misconfigured(f"{path} is not a text file") from exc
-    for number, line in enumerate(map(str.strip, lines), 1):
+    for number, line in enumerate(map(str.strip, _text(path).splitlines()), 1):
         if line and not line.startswith("#"):
             name, equals, value = line.partition("=")
             if not equals or not NAME.match(name):
@@ -79,6 +75,21 @@ def read(path: Path) -> dict[str, str]:
                 raise Misconfigured(f"{path}, line {number}: expected NAME=VALUE")
             found[name] = _unquoted(value.strip())
     return found
+
+
+def _text(path: Path) -> str:
+    from pdq.errors import Misconfigured
+
+    try:
+        # Some editors begin a file with a byte order mark.
+        text = path.read_text("utf-8-sig")
+    except OSError as exc:
+        raise Misconfigured(f"cannot read {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise Misconfigured(f"{path} is not a text file") from exc
+    if "\0" in text:
+        raise Misconfigured(f"{path} is not a text file")
+    return text
 
 
 def _unquoted(value: str) -> str:
