@@ -330,6 +330,28 @@ async def test_a_crash_in_mid_line_costs_no_result(stack: Stack) -> None:
     assert ran(await submits(stack)) == {1: 20}
 
 
+async def test_ctrl_c_claims_no_purge_that_nobody_did(stack: Stack) -> None:
+    stack.services[0].kill()
+    process = start(stack, put(stack, chats(3)), stack.directory / "out.jsonl", "--cancel-on-interrupt")
+    await kept(stack, 3)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.to_thread(process.communicate, None, 60)
+    assert process.returncode == 130
+    assert err.decode().splitlines() == [
+        "stopped; nobody answered for 3 of what ran: they go on. Run the same command again to go on",
+        "3 lines: 0 succeeded, 0 failed, 3 open",
+    ]
+
+
+async def kept(stack: Stack, number: int) -> None:
+    """Wait until so many requests wait for a router."""
+    bus = await stack.connect()
+    async with asyncio.timeout(20):
+        while (info := await bus.stream_info(subjects.SUBMIT)) is None or info["state"]["messages"] < number:
+            await asyncio.sleep(0.05)
+    await bus.close()
+
+
 @pytest.mark.parametrize("stack", [({}, SLOW, LIMITS)], indirect=True)
 async def test_ctrl_c_can_end_what_runs(stack: Stack) -> None:
     long = chats(6, max_tokens=4_000, min_tokens=3_900)

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from pdq.client import Client, idempotent_id
+from pdq import subjects
+from pdq.client import REQUEST_HEADER, Client, idempotent_id
 
 from tests import sse
 from tests.ask import read_all
@@ -59,6 +60,17 @@ async def told(asking: Any) -> tuple[int, str, str | None]:
     return answer.status_code, answer.json()["error"]["code"], answer.headers.get("retry-after")
 
 
+async def kept(stack: Stack) -> list[str]:
+    """What names begin with of the requests that wait for a router."""
+    bus = await stack.connect()
+    names, stored = [], await bus.first(subjects.SUBMIT, "pdq.submit.>", after=0)
+    while stored is not None:
+        names.append(stored.headers[REQUEST_HEADER][:2])
+        stored = await bus.first(subjects.SUBMIT, "pdq.submit.>", after=stored.seq)
+    await bus.close()
+    return names
+
+
 async def test_no_router_is_unavailable(stack: Stack) -> None:
     [gateway] = await served(stack, {}, {"PDQ_GATEWAY_ACCEPT_S": "1"})
     stack.services[0].kill()
@@ -68,6 +80,7 @@ async def test_no_router_is_unavailable(stack: Stack) -> None:
         named = {"Idempotency-Key": "later"}
         assert await told(client.post("/completions", json=completion(), headers=named)) == (503, "unavailable", "1")
         assert await told(client.get("/completions/cmpl-r-1")) == (503, "unavailable", "1")
+        assert sorted(await kept(stack)) == ["k-", "r-", "r-"]
         assert gateway.get("/readyz")[0] == 200 and '"degraded": true' in gateway.get("/readyz")[1]
         stack.services[0].start()
         await asyncio.to_thread(stack.services[0].wait_ready)

@@ -98,14 +98,21 @@ class Exchange:
 
     async def _missing(self) -> list[Choice]:
         """The choices that the log does not have. Raises Failed where it must have them, or has others."""
+        kept = self._ask.after is not None or not self._ask.bodies
         missing = []
         for choice in self._choices:
-            page = await self._client.read(choice.request, limit=1)
+            try:
+                page = await self._client.read(choice.request, limit=1)
+            except Unavailable:
+                if kept:
+                    raise
+                # Submitted all the same, to be kept while no router answers: a name is accepted once.
+                return self._choices
             if page.events:
                 choice.check_own(page.events[0].state)
             else:
                 missing.append(choice)
-        if missing and (self._ask.after is not None or not self._ask.bodies):
+        if missing and kept:
             raise self._not_found()
         return missing
 
@@ -133,7 +140,9 @@ class Exchange:
                 heard = await logs.next(max(0.0, give_up - time.monotonic()))
             if not heard:
                 within = f"{self._gateway.settings.accept_s:g} s"
-                raise Unavailable(f"no router has taken the request within {within}; is one running?")
+                raise Unavailable(
+                    f"no router has taken the request within {within}: is one running, and the uplink up, at a site?"
+                )
             index, found = heard.pop(0)
             steps.append((self._choices[index], self._choices[index].take(found)))
         return steps, heard
@@ -141,8 +150,8 @@ class Exchange:
     # ---- its end
 
     def _is_lost(self, error: PdqError) -> bool:
-        """Whether nobody will ask for what may still run. A client tries again what is `unavailable`, or newer than this
-        build; under an idempotency key it then finds this very request."""
+        """Whether nobody will ask for what may still run. A client tries again what is `unavailable`, or newer than
+        this build; under an idempotency key it then finds this very request."""
         if isinstance(error, Unavailable | NewerVersion):
             return not self._ask.named and not self._ask.background
         return error.code != "duplicate_id"

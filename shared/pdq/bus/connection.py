@@ -41,7 +41,9 @@ def broker_errors(doing: str) -> Iterator[None]:
         with heeding_cancel():
             yield
     except nats.errors.NoRespondersError as exc:
-        raise Unavailable(f"{doing}: nobody answers (is JetStream up, and was `pdq init` run?)") from exc
+        raise Unavailable(
+            f"{doing}: nobody answers (are JetStream and a router up? at a site: the uplink? was `pdq init` run?)"
+        ) from exc
     except nats.errors.MaxPayloadError as exc:
         raise Rejected(f"{doing}: the payload is over the broker's limit", code="payload_too_large") from exc
     except (nats.errors.Error, TimeoutError, ConnectionError) as exc:

@@ -22,7 +22,8 @@ from pdq.cli.batch_progress import told
 from pdq.cli.connect import Target
 from pdq.cli.running import Stopped, run
 from pdq.client import Client
-from pdq.errors import PdqError, Rejected
+from pdq.errors import Rejected
+from pdq.messages import PurgeReply
 from pdq.settings import Models
 
 PIPE = Path("-")
@@ -71,22 +72,25 @@ def check(wanted: Wanted, as_json: bool) -> None:
 def run_batch(where: Target, wanted: Wanted, as_json: bool) -> int:
     """Run it, say what became of it, and return the exit code. Raises PdqError, OSError and OutputClosed."""
     summary, code = Summary(), exits.OK
+    batch = _Run(where, wanted, summary, as_json)
     try:
-        run(lambda: _Run(where, wanted, summary, as_json).work())
+        run(batch.work)
         code = exits.FAILED if summary.failed else exits.OK
     except Stopped as exc:
         code = 128 + exc.number
-        output.note(_how_to_go_on(wanted))
+        output.note(_how_to_go_on(wanted, batch.num_left))
     if as_json:
         output.json(msgspec.to_builtins(summary))
     output.note(summary.text() if summary.lines or code else "there are no lines to send")
     return code
 
 
-def _how_to_go_on(wanted: Wanted) -> str:
+def _how_to_go_on(wanted: Wanted, num_left: int) -> str:
     if wanted.file == PIPE and not wanted.name:
         return "stopped; what comes from stdin can only be gone on with under a --name"
     left = "what ran was purged" if wanted.purge_on_interrupt else "what was submitted goes on"
+    if num_left:
+        left = f"nobody answered for {num_left} of what ran: they go on"
     return f"stopped; {left}. Run the same command again to go on"
 
 
@@ -98,6 +102,8 @@ class _Run:
         self._wanted = wanted
         self._summary = summary
         self._as_json = as_json
+        self.num_left = 0
+        """Requests that were to be purged, and may go on."""
 
     async def work(self) -> None:
         wanted, models = self._wanted, self._where.models()
@@ -123,7 +129,7 @@ class _Run:
                     await batch.run(fd)
                 except (asyncio.CancelledError, output.OutputClosed):
                     if self._wanted.purge_on_interrupt:
-                        await _purge(client, list(asker.running.values()))
+                        self.num_left = await _purge(client, list(asker.running.values()))
                     raise
                 finally:
                     self._count(results, batch.num_lines)
@@ -168,8 +174,20 @@ def _default_model(models: Models | None, wanted: str) -> str:
     return next(iter(models.by_slug)) if len(models.by_slug) == 1 else ""
 
 
-async def _purge(client: Client, requests: list[str]) -> None:
-    """Purged, not cancelled: under their names a later run sends them anew."""
-    with contextlib.suppress(PdqError, TimeoutError, asyncio.CancelledError):
-        async with asyncio.timeout(PURGE_TIMEOUT_S):
-            await asyncio.gather(*map(client.purge, requests), return_exceptions=True)
+async def _purge(client: Client, requests: list[str]) -> int:
+    """Purged, not cancelled: under their names a later run sends them anew. Returns how many may go on all the same."""
+    purging = [asyncio.create_task(client.purge(request)) for request in requests]
+    if purging:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(purging, timeout=PURGE_TIMEOUT_S)
+    for task in purging:
+        task.cancel()
+    await asyncio.gather(*purging, return_exceptions=True)
+    return sum(not _is_gone(task) for task in purging)
+
+
+def _is_gone(purging: asyncio.Task[PurgeReply]) -> bool:
+    if purging.cancelled() or purging.exception() is not None:
+        return False
+    error = purging.result().error
+    return error is None or error.code == "not_found"
