@@ -146,6 +146,7 @@ class Scale:
         self._rounds: int = options.rounds
 
     async def at(self, workers: int) -> Size:
+        print(f"{workers} workers", file=sys.stderr)
         await self._herds.grow(workers)
         await _many(self._pdq, WARM_UP, 4)
         await asyncio.sleep(SETTLE_S)
