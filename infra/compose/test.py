@@ -38,7 +38,7 @@ PROJECT = f"pdq-test-{os.getpid()}"
 LONG_LIVED = ("nats", "lmcache", "router", "gateway", "prefill", "decode")
 AT_SITE = ("nats-edge", "forwarder", "gateway-edge")
 OWN_IMAGES = ("cli", "nats", "lmcache", "router", "gateway", "prefill", "decode", "forwarder")
-EDGE = {"COMPOSE_PROFILES": "edge", "NATS_CONFIG": "edge-hub.conf"}
+EDGE = {"COMPOSE_PROFILES": "edge", "NATS_CONFIG": "edge-hub.conf", "NATS_VOLUME": "nats-hub"}
 """As in edge.env."""
 
 WHEEL_S, BUILD_S, UP_S, DOWN_S = 600.0, 2_400.0, 900.0, 120.0
