@@ -66,3 +66,14 @@ async def test_one_who_goes_takes_the_answer_from_nobody() -> None:
     await asyncio.sleep(0)
     source.go.set()
     assert await stays == 1 and gone.cancelled()
+
+
+async def test_old_answers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker that is asked for has an answer of its own, and workers come and go."""
+    source = Source()
+    source.go.set()
+    fresh = Fresh(source.read)
+    monkeypatch.setattr(fleet, "FRESH_S", 0.0)
+    for number in range(100):
+        await fresh.get(f"worker {number}")
+    assert len(fresh._asked) <= 2

@@ -226,7 +226,7 @@ class Bus(Connection):
                 done.set_result(status)
 
         inbox = self.inbox()
-        subscription = await self.subscribe(inbox, collect)
+        subscription = await self.subscribe(inbox, collect, confirm=False)
         try:
             query = {"seq": after + 1, "next_by_subj": subject, "batch": limit, "max_bytes": max_bytes}
             await self.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), reply=inbox)

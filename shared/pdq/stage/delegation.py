@@ -134,10 +134,9 @@ class Delegation:
     async def _anyone(self, model: str) -> bool:
         """Whether a prefill worker is alive whose KV is of use here; what cannot be asked is taken for a yes."""
         try:
-            beats = await self._fleet.beats("prefill", model)
+            return await self._fleet.anyone("prefill", model, self._contract)
         except Unavailable:
             return True
-        return any(beat.contract == self._contract for beat in beats)
 
     async def _look(self, work: ClaimedJob) -> Entry | None:
         entry = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from pdq import subjects
@@ -14,7 +14,7 @@ from pdq.errors import UNREADABLE
 from pdq.messages import StageName, WorkerBeat, decode_json
 
 FRESH_S = 1.0
-PAGE = 500
+PAGE, FEW = 500, 16
 
 Beats = tuple[WorkerBeat, ...]
 K = TypeVar("K", bound=Hashable)
@@ -32,7 +32,8 @@ class Fresh(Generic[K, T]):
     async def get(self, key: K) -> T:
         """Raises what `read` raises."""
         at, task = self._asked.get(key, (0.0, None))
-        if task is None or (task.done() and (_failed(task) or time.monotonic() - at >= FRESH_S)):
+        if task is None or _over(at, task):
+            self._asked = {key: asked for key, asked in self._asked.items() if not _over(*asked)}
             task = asyncio.create_task(self._read(key))
             # Looked at here, should everyone who waits for it be gone by then.
             task.add_done_callback(_failed)
@@ -40,30 +41,62 @@ class Fresh(Generic[K, T]):
         return await asyncio.shield(task)
 
 
+def _over(at: float, task: asyncio.Task[Any]) -> bool:
+    return task.done() and (_failed(task) or time.monotonic() - at >= FRESH_S)
+
+
 def _failed(task: asyncio.Task[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
 
 
 class Fleet:
-    """The live workers. Asked as often as wanted; it asks the broker at most once a second for a stage and model."""
+    """The live workers. Asked as often as wanted; it asks the broker the same at most once a second.
+
+    Who asks for every request asks for no more than it needs: to read all beats takes the longer, the more workers
+    there are.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._beats = Fresh(self._read)
+        self._beat = Fresh(self._read_one)
+        self._anyone = Fresh(self._look_for)
 
     async def beats(self, stage: StageName, model: str) -> Beats:
         """The newest beat of every live worker of a stage and model. Raises Unavailable."""
         return await self._beats.get((stage, model))
 
+    async def beat(self, stage: StageName, model: str, worker: str) -> WorkerBeat | None:
+        """The newest beat of one worker; None: it is not alive. Raises Unavailable."""
+        return await self._beat.get((stage, model, worker))
+
+    async def anyone(self, stage: StageName, model: str, contract: str) -> bool:
+        """Whether a worker is alive whose KV is of this contract. Raises Unavailable."""
+        return await self._anyone.get((stage, model, contract))
+
     async def _read(self, key: tuple[StageName, str]) -> Beats:
-        beats: list[WorkerBeat] = []
+        return tuple([beat async for beat in self._found(subjects.workers_of(*key), PAGE)])
+
+    async def _read_one(self, key: tuple[StageName, str, str]) -> WorkerBeat | None:
+        async for beat in self._found(subjects.worker_key(*key), 1):
+            return beat
+        return None
+
+    async def _look_for(self, key: tuple[StageName, str, str]) -> bool:
+        stage, model, contract = key
+        async for beat in self._found(subjects.workers_of(stage, model), FEW):
+            if beat.contract == contract:
+                return True
+        return False
+
+    async def _found(self, subject: str, page: int) -> AsyncIterator[WorkerBeat]:
+        """Beats as they are stored, read `page` at a time."""
         after, more = 0, True
         while more:
-            page = await self._bus.read(subjects.WORKERS, subjects.workers_of(*key), after=after, limit=PAGE)
-            for stored in page:
+            stored_page = await self._bus.read(subjects.WORKERS, subject, after=after, limit=page)
+            for stored in stored_page:
                 after = stored.seq
                 # A worker of a newer version may beat in a way that this one cannot read.
                 with contextlib.suppress(*UNREADABLE):
-                    beats.append(decode_json(stored.data, WorkerBeat))
-            more = len(page) == PAGE
-        return tuple(beats)
+                    yield decode_json(stored.data, WorkerBeat)
+            more = len(stored_page) == page

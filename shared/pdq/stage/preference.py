@@ -73,10 +73,9 @@ class Preference:
         """The newest beat of the worker that a job prefers; None also when the broker does not tell soon."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                beats = await self._fleet.beats("decode", job.model)
+                return await self._fleet.beat("decode", job.model, job.prefer)
         except (Unavailable, TimeoutError):
             return None
-        return next((beat for beat in beats if beat.worker == job.prefer), None)
 
 
 def passed_before(job: DecodeJob, delivery: Delivery) -> bool:
