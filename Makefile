@@ -24,7 +24,7 @@ PARALLEL := --numprocesses 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-streams bench-kv bench-cold-start verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-kv bench-cold-start verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,12 @@ soak: $(STAMP) ## an hour of half load, every process watched for what it gains 
 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
+
+bench-scale: $(STAMP) ## what a request costs with 10 to 1,000 workers, over the floor (WORKERS="10 100 1000" RATE=20 SECONDS=15)
+	@$(BIN)/python -m tests.bench.scale --workers $(or $(WORKERS),10 100 1000) --rate $(or $(RATE),20) --seconds $(or $(SECONDS),15)
+
+bench-tokens: $(STAMP) ## tokens a second from one decode process to one reader through the log, over the floor (ROUNDS=5)
+	@$(BIN)/python -m tests.bench.tokens --rounds $(or $(ROUNDS),5)
 
 bench-streams: $(STAMP) ## a thousand SSE streams through one gateway, against a bare subscriber (STREAMS=1000 SECONDS=30)
 	@$(BIN)/python -m tests.bench.streams --streams $(or $(STREAMS),1000) --seconds $(or $(SECONDS),30)

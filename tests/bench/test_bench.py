@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import streams
+from tests.bench import scale, streams, tokens
 from tests.bench.report import PROCESSES, Round, summarise
 from tests.bench.stats import percentile, ratios, spread
 
@@ -66,3 +66,23 @@ async def test_every_token_that_a_bare_subscriber_sees_comes_by_a_stream(tmp_pat
     report = await streams.run(options, tmp_path)
     assert report.events >= 20 and (report.missing, report.failed) == (0, ())
     assert report.tokens_per_cpu_s > 0 and report.added_p99_ms >= report.added_p50_ms
+
+
+async def test_what_a_request_costs_is_told_by_number_of_workers(tmp_path: Path) -> None:
+    options = argparse.Namespace(workers=[4, 8], rate=10.0, seconds=1.0, rounds=1, trace_sample=1.0)
+    report = await scale.run(options, tmp_path)
+    assert [size.workers for size in report.sizes] == [4, 8]
+    for size in report.sizes:
+        assert (size.floor.requests, size.pdq.requests) == (10, 10)
+        assert (
+            {"router", "prefill", "decode", "nats-server", "client"} == set(size.pdq.cpu_ms) == set(size.floor.cpu_ms)
+        )
+        assert 0 < size.pdq.first_p50 <= size.pdq.end_p50 <= size.pdq.end_p99
+    assert "8 workers over 4" in report.lines()[-1]
+
+
+async def test_every_token_of_every_answer_comes_to_the_reader(tmp_path: Path) -> None:
+    report = await tokens.run(argparse.Namespace(requests=4, tokens=160, rounds=1), tmp_path)
+    assert set(report.rounds) == {"floor", "pdq"}
+    for (result,) in report.rounds.values():
+        assert result.tokens_per_s > 0 and result.batch > 1 and min(result.cpu_us.values()) > 0
