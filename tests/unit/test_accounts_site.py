@@ -254,7 +254,18 @@ def test_a_bad_name_of_a_site_makes_nothing(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "hub", ["", "hub", "hub:7422", "http://hub:7422", "tls://hub", "tls://u:p@hub:7422", f"{HUB},x"]
+    "hub",
+    [
+        "",
+        "hub",
+        "hub:7422",
+        "http://hub:7422",
+        "tls://hub",
+        "tls://u:p@hub:7422",
+        f"{HUB},x",
+        "tls://hub:99999",
+        'tls://h"}:1',
+    ],
 )
 def test_a_bad_address_of_the_hub_makes_nothing(tmp_path: Path, hub: str) -> None:
     with pytest.raises(Rejected, match="no address of a hub"):

@@ -26,7 +26,8 @@ HEADER = """\
 
 include "uplink.conf"
 """
-ADDRESS = re.compile(r"(tls|nats|wss|ws)://[^\s,@/]+:\d+")
+ADDRESS = re.compile(r"(?:tls|nats|wss|ws)://[A-Za-z0-9._:%\[\]-]+:([0-9]{1,5})")
+MOST_PORT = 65535
 
 
 class Carried(NamedTuple):
@@ -45,7 +46,8 @@ def write_site(ring: Keyring, site: str, hub: str, tls_ca: str = "") -> Carried:
     file that holds no seed, OSError.
     """
     for address in hub.split(","):
-        if not ADDRESS.fullmatch(address):
+        found = ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found[1]) <= MOST_PORT:
             raise Rejected(f"{address[:80]!r} is no address of a hub: tls://host:port", param="hub")
     written = ring.write([site])
     directory = ring.directory / "sites" / site
