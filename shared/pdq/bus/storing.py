@@ -26,7 +26,8 @@ class Storing:
     def failed(self, subject: str, place: str, bound_s: float, *, no_stream: bool) -> NotStored:
         """The error of a publish that nobody acknowledged. no_stream: the server says that nobody listens there."""
         why = (
-            "no stream takes it: JetStream is off, as its log tells, or `pdq init` was not run"
+            "no stream takes it: JetStream is off, as its log tells; or `pdq init` was not run; or, at a site, "
+            "PDQ_TENANT is not its name"
             if no_stream
             else f"it answers, but stored nothing within {bound_s:g} s: its disk is full or fails, as its log tells; "
             "make room, then restart it"
