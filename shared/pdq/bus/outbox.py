@@ -34,12 +34,13 @@ class Outbox:
         self._inbox = bus.inbox()
         self._channels: dict[str, Channel] = {}
         self._made = 0
-        self._resend_all = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._reconnected = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._bus.subscribe(f"{self._inbox}.*.*", self._on_ack)
-        self._bus.on_reconnect(self._resend_all.set)
+        self._bus.on_reconnect(self._resend_all)
         self._task = asyncio.create_task(self._watch(), name="outbox")
 
     async def close(self) -> None:
@@ -53,6 +54,7 @@ class Outbox:
         name = str(self._made)
         channel = Channel(self, subject, f"{self._inbox}.{name}")
         self._channels[name] = channel
+        self._woken.set()
         return channel
 
     def forget(self, channel: Channel) -> None:
@@ -70,13 +72,19 @@ class Outbox:
         if channel is not None:
             channel.acknowledge(int(number), message.data, dict(message.headers or {}))
 
+    def _resend_all(self) -> None:
+        self._reconnected = True
+        self._woken.set()
+
     async def _watch(self) -> None:
+        """Look now and then, while there is a channel."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await self._resend_all.wait()
-            overdue = time.monotonic() - (0 if self._resend_all.is_set() else RESEND_AFTER_S)
-            self._resend_all.clear()
+                async with asyncio.timeout(TICK_S if self._channels else None):
+                    await self._woken.wait()
+            self._woken.clear()
+            overdue = time.monotonic() - (0 if self._reconnected else RESEND_AFTER_S)
+            self._reconnected = False
             for channel in list(self._channels.values()):
                 await channel.resend(overdue)
 
