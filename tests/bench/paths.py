@@ -54,9 +54,16 @@ class Pdq:
     """Router, prefill and decode with the sim engine, asked by pdq's own client."""
 
     def __init__(
-        self, directory: Path, trace_sample: float, roles: tuple[str, ...] = ("router", "prefill", "decode")
+        self,
+        directory: Path,
+        trace_sample: float,
+        roles: tuple[str, ...] = ("router", "prefill", "decode"),
+        *,
+        alike: bool = True,
     ) -> None:
-        """roles: those that have a process each here."""
+        """roles: those that have a process each here. alike: all prompts are the same, so that their KV is there, and
+        decode jobs prefer the worker that had the one before."""
+        self._alike = alike
         self.stack = Stack(
             directory,
             PDQ_WORKER_SLOTS=str(SLOTS),
@@ -91,7 +98,12 @@ class Pdq:
 
     async def request(self) -> Timing:
         request, transcript = new_request_id(), Transcript()
-        body = chat(PROMPT, max_tokens=NUM_TOKENS, min_tokens=NUM_TOKENS, temperature=0)
+        body = chat(
+            PROMPT if self._alike else f"{request}: {PROMPT}",
+            max_tokens=NUM_TOKENS,
+            min_tokens=NUM_TOKENS,
+            temperature=0,
+        )
         first_s, batches = 0.0, 0
         async with self._client.follow(request, catch_up=False) as follower:
             began = time.perf_counter()

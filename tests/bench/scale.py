@@ -1,9 +1,9 @@
 """`python -m tests.bench.scale`: what a request costs with 10, 100, 1,000 workers, against the floor in the same run.
 
 Real broker, router, log and client; the workers are sim workers, half of each stage, many to a process
-(tests/bench/herd.py). Requests come at a constant rate, open loop. In turns with pdq, the floor (one process of each
-role) takes the same load on the same broker. What workers cost that have nothing to do is measured first: the CPU of a
-request is what the load adds to it.
+(tests/bench/herd.py). Requests come at a constant rate, open loop; each prompt is another, so that no worker is
+preferred. In turns with pdq, the floor (one process of each role) takes the same load on the same broker. What workers
+cost that have nothing to do is measured first: the CPU of a request is what the load adds to it.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Scale:
 async def run(options: argparse.Namespace, directory: Path) -> Report:
     """Start everything, measure, and end it in any case."""
     load = os.getloadavg()[0]
-    async with Pdq(directory, options.trace_sample, ("router",)) as pdq:
+    async with Pdq(directory, options.trace_sample, ("router",), alike=False) as pdq:
         herds = Herds(pdq)
         try:
             await herds.grow(min(options.workers))

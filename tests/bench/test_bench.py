@@ -68,7 +68,11 @@ async def test_every_token_that_a_bare_subscriber_sees_comes_by_a_stream(tmp_pat
     assert report.tokens_per_cpu_s > 0 and report.added_p99_ms >= report.added_p50_ms
 
 
-async def test_what_a_request_costs_is_told_by_number_of_workers(tmp_path: Path) -> None:
+async def test_what_a_request_costs_is_told_by_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "SETTLE_S", 0.1)
+    monkeypatch.setattr(scale, "IDLE_S", 0.5)
     options = argparse.Namespace(workers=[4, 8], rate=10.0, seconds=1.0, rounds=1, trace_sample=1.0)
     report = await scale.run(options, tmp_path)
     assert [size.workers for size in report.sizes] == [4, 8]
