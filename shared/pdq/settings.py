@@ -325,7 +325,9 @@ def load_models(path: str | Path) -> Models:
     """Parse models.toml (`[models.<slug>]` tables). Raises Misconfigured, naming the file and the field."""
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except OSError as exc:
+        raise Misconfigured(f"cannot read models file {path} (PDQ_MODELS names another): {exc.strerror}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise Misconfigured(f"cannot read models file {path}: {exc}") from exc
     tables = document.get("models")
     if not isinstance(tables, dict) or not tables:

@@ -236,7 +236,8 @@ class Bus(Connection):
         finally:
             await self.unsubscribe(subscription)
         if status not in ("204", "404"):
-            raise Unavailable(f"read of {stream}: status {status}")
+            why = ": this broker has no such stream, or nobody leads it" if status == "503" else ""
+            raise Unavailable(f"read of {stream}: status {status}{why}")
         return found
 
     # ---- JetStream: manage

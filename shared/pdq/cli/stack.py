@@ -243,8 +243,9 @@ def _stack_status(as_json: bool, nats_url: str) -> None:
         output.line(f"\nrequests that wait at the site for the hub: {found['site']['waiting']}")
         if not found["queues"]:
             return
-    output.line("\nqueue              waiting  running" if found["queues"] else "\nno queues: run `pdq init`")
-    output.line(output.table([(_queue_name(q), q["waiting"], q["running"]) for q in found["queues"]]))
+    queues = [(_queue_name(q), q["waiting"], q["running"]) for q in found["queues"]]
+    told = output.table([("queue", "waiting", "running"), *queues]) if queues else "no queues: run `pdq init`"
+    output.line(f"\n{told}")
     output.line(f"\n{len(found['workers'])} workers alive")
     rows = [(w["worker"], w["stage"], w["model"], f"{w['busy']} of {w['slots']} busy") for w in found["workers"]]
     output.line(output.table(rows))
