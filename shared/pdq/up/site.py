@@ -13,7 +13,7 @@ from pdq import subjects
 from pdq.accounts import Uplink, public_key, render, render_listener, render_site
 from pdq.accounts.keys import make_seed
 from pdq.init import init_edge
-from pdq.settings import BusSettings, LimitSettings, variable
+from pdq.settings import BusSettings, GatewaySettings, LimitSettings, variable
 from pdq.up import broker
 from pdq.up.layout import Layout
 from pdq.up.machine import HOST, free_port
@@ -22,6 +22,8 @@ from pdq.up.process import Spec
 NAME = "edge"
 BROKER, FORWARDER, GATEWAY = "site-nats", "forwarder", "site-gateway"
 PROCESSES = (BROKER, FORWARDER, GATEWAY)
+PATIENCE_S = 600.0
+"""How long the site's gateway waits for the hub: as long as OpenAI's clients wait for an answer."""
 
 
 class Site:
@@ -58,4 +60,9 @@ class Site:
 
     def environment(self) -> dict[str, str]:
         """What the services of the site are told, and nobody else."""
-        return {variable(BusSettings, "url"): self.nats_url, "PDQ_TENANT": NAME}
+        patience = variable(GatewaySettings, "accept_s")
+        return {
+            variable(BusSettings, "url"): self.nats_url,
+            "PDQ_TENANT": NAME,
+            patience: self._environ.get(patience, f"{PATIENCE_S:g}"),
+        }
