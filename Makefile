@@ -77,8 +77,8 @@ soak: $(STAMP) ## an hour of half load, every process watched for what it gains 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
 
-bench-scale: $(STAMP) ## what a request costs with 10 to 1,000 workers, over the floor (WORKERS="10 100 1000" RATE=20 SECONDS=15)
-	@$(BIN)/python -m tests.bench.scale --workers $(or $(WORKERS),10 100 1000) --rate $(or $(RATE),20) --seconds $(or $(SECONDS),15)
+bench-scale: $(STAMP) ## what a request costs with 10 to 1,000 workers, over the floor (WORKERS="10 100 1000" RATE=20 SECONDS=20)
+	@$(BIN)/python -m tests.bench.scale --workers $(or $(WORKERS),10 100 1000) --rate $(or $(RATE),20) --seconds $(or $(SECONDS),20)
 
 bench-tokens: $(STAMP) ## tokens a second from one decode process to one reader through the log, over the floor (ROUNDS=5)
 	@$(BIN)/python -m tests.bench.tokens --rounds $(or $(ROUNDS),5)

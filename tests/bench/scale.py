@@ -27,7 +27,9 @@ from tests.bench.paths import Branch, FloorPath, Pdq, Timing, make_floor_streams
 from tests.bench.stats import percentile
 
 PER_PROCESS = 100
-SETTLE_S, IDLE_S = 3.0, 5.0
+SETTLE_S = 3.0
+IDLE_S = 20.0
+"""Idle workers make their pulls anew so often, all that were started together at one time: rounds last as long."""
 READY_S = 120.0
 STAGES = ("prefill", "decode")
 Spent = dict[str, float]
@@ -221,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000], help="ascending (10 100 1000)")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second (%(default)g)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a round (%(default)g)")
+    parser.add_argument("--seconds", type=float, default=IDLE_S, help="of a round (%(default)g)")
     parser.add_argument("--rounds", type=int, default=2, help="of each path, at each number (%(default)s)")
     parser.add_argument("--trace-sample", type=float, default=1.0, help="share of traces recorded (%(default)g)")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
