@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pdq import subjects
 from pdq.bus import Bus
-from pdq.errors import Unavailable
+from pdq.errors import Misconfigured, Unavailable
 from pdq.settings import LimitSettings
 
 PATIENCE_S = 30.0
@@ -28,6 +28,7 @@ async def init(bus: Bus, limits: LimitSettings, models: list[str]) -> dict[str, 
     limits.check()
     sizes = limits.of_streams()
     give_up = time.monotonic() + PATIENCE_S
+    await _patiently(partial(_refuse, bus, subjects.EDGE, "a site's: `pdq init --edge` makes what that needs"), give_up)
     return await _make(bus, subjects.streams(sizes), subjects.consumers(sizes, models), give_up)
 
 
@@ -35,8 +36,15 @@ async def init_edge(bus: Bus, limits: LimitSettings) -> dict[str, str]:
     """Make everything that a site's own broker needs; returns and raises as `init`."""
     sizes = limits.of_streams()
     give_up = time.monotonic() + PATIENCE_S
+    await _patiently(partial(_refuse, bus, subjects.SUBMIT, "a hub's: `pdq init` makes what that needs"), give_up)
     first_seq = await _patiently(partial(_first_seq, bus), give_up)
     return await _make(bus, subjects.edge_streams(sizes, first_seq), subjects.edge_consumers(sizes), give_up)
+
+
+async def _refuse(bus: Bus, stream: str, whose: str) -> None:
+    """Raise Misconfigured for a broker of the other kind, which such a stream tells."""
+    if await bus.stream_info(stream) is not None:
+        raise Misconfigured(f"the broker at {bus.place} has a stream {stream}, so it is {whose}")
 
 
 async def _first_seq(bus: Bus) -> int:

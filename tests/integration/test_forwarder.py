@@ -16,8 +16,8 @@ from nats.aio.msg import Msg
 from pdq import subjects
 from pdq.bus import Bus, Puller
 from pdq.client import Client, new_request_id
-from pdq.errors import QueueFull, Unavailable
-from pdq.init import init_edge
+from pdq.errors import Misconfigured, QueueFull, Unavailable
+from pdq.init import init, init_edge
 from pdq.settings import BusSettings, LimitSettings
 from pdq.telemetry import Metrics
 from pdq.traces import TraceSpan, find
@@ -210,7 +210,12 @@ async def test_a_forwarder_that_stops_gives_back_what_it_could_not_send(rig: Rig
     rig.site.uplink.cut()
     submitted = await client.submit(chat("hello", max_tokens=4), model=MODEL)
     await until_waiting(bus, (0, 1))
-    ready = json.loads(rig.forwarder.get("/readyz")[1])
+    # It has the request before it knows that the uplink is down.
+    for _ in range(200):
+        ready = json.loads(rig.forwarder.get("/readyz")[1])
+        if not ready["checks"]["uplink"]["ok"]:
+            break
+        await asyncio.sleep(0.05)
     assert (ready["ready"], ready["degraded"], ready["checks"]["uplink"]["ok"]) == (True, True, False)
     assert rig.forwarder.stop() == 0
     puller = Puller(bus, subjects.EDGE, [subjects.FORWARDER_CONSUMER])
@@ -336,3 +341,14 @@ async def test_without_init_a_forwarder_says_what_to_run(tmp_path: Path) -> None
         assert "run `pdq init --edge`" in service.log.read_text()
     finally:
         stack.stop()
+
+
+async def test_a_site_is_not_made_a_hub_nor_a_hub_a_site(rig: Rig, bus: Bus) -> None:
+    with pytest.raises(Misconfigured, match="it is a site's: `pdq init --edge`"):
+        await init(bus, LimitSettings(), [MODEL])
+    hub = await rig.hub.connect()
+    try:
+        with pytest.raises(Misconfigured, match="it is a hub's: `pdq init`"):
+            await init_edge(hub, LimitSettings())
+    finally:
+        await hub.close()

@@ -192,7 +192,7 @@ def _site_operator(site: str) -> Imports:
 
 
 def _site_init() -> Imports:
-    """As `_init`, for the streams of a site and no others."""
+    """As `_init`, for the streams of a site and no others; it looks whether the broker is a hub."""
     verbs, consumer = (
         ("STREAM.INFO", "STREAM.CREATE", "STREAM.UPDATE"),
         f"{subjects.EDGE}.{subjects.FORWARDER_CONSUMER}",
@@ -201,6 +201,7 @@ def _site_init() -> Imports:
         calls=(
             INFO,
             *(_api(verb, stream) for verb in verbs for stream in (subjects.EDGE, subjects.TENANTS)),
+            _api("STREAM.INFO", subjects.SUBMIT),
             *(_api(verb, consumer) for verb in ("CONSUMER.INFO", "CONSUMER.DURABLE.CREATE")),
         )
     )

@@ -15,7 +15,7 @@ from pdq import subjects
 from pdq.bus import Bus
 from pdq.bus.wire import ApiError
 from pdq.doctor.facts import Broker, Worker
-from pdq.errors import NewerVersion, NotDecodable, Unavailable
+from pdq.errors import Misconfigured, NewerVersion, NotDecodable, Unavailable
 from pdq.messages import WorkerBeat, decode_json
 from pdq.settings import LimitSettings
 
@@ -32,13 +32,15 @@ class Clock(NamedTuple):
 
 
 async def ask(bus: Bus, limits: LimitSettings, models: Sequence[str], monitor: str) -> Broker:
-    """All of it. Raises Unavailable; the caller bounds the whole.
+    """All of it. Raises Unavailable, and Misconfigured for a site's broker; the caller bounds the whole.
 
     monitor: the monitoring port's URL; empty: it is not asked.
     """
     account = await _account(bus)
     if account is None:
         return Broker(place=bus.place, info=bus.server_info)
+    if await bus.stream_info(subjects.EDGE) is not None:
+        raise Misconfigured(f"the broker at {bus.place} is a site's; what must fit together is at the hub: ask that")
     sizes = limits.of_streams()
     names = [config["name"] for config in subjects.streams(sizes)]
     wanted = [(stream, config["durable_name"]) for stream, config in subjects.consumers(sizes, list(models))]
