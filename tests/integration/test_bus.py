@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from nats.aio.msg import Msg
 from pdq import subjects
-from pdq.bus import Bus, Outbox, Puller
+from pdq.bus import Bus, Outbox, Puller, identity
 from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
@@ -300,3 +300,25 @@ async def test_a_subscription_that_is_cancelled_leaves_the_connection_whole(bus:
         await asyncio.gather(task, return_exceptions=True)
         async with asyncio.timeout(2):
             await bus.flush()
+
+
+@pytest.mark.parametrize("trouble", [OSError("gone"), RuntimeError("changed"), asyncio.CancelledError()])
+async def test_a_connection_that_cannot_be_closed_in_order_is_closed_all_the_same(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, trouble: BaseException
+) -> None:
+    """The client library's close may fail anywhere; whoever waits for the end must hear of it."""
+    bus = await Bus.connect(BusSettings(url=broker.url), "test")
+    whole = bus._nc.close
+
+    async def close() -> None:
+        raise trouble
+
+    monkeypatch.setattr(bus._nc, "close", close)
+    refused = Exception("nats: 'Authorization Violation'")
+    monkeypatch.setattr(identity, "PATIENCE_S", 0.0)
+    await bus._on_error(refused)
+    await bus._on_error(refused)
+    with pytest.raises(Unavailable, match="closed for good"):
+        async with asyncio.timeout(10):
+            await bus.watch(asyncio.Event())
+    await whole()

@@ -288,12 +288,16 @@ class Connection:
             log.warning("broker connection: %s", text)
 
     async def _give_up(self) -> None:
-        """Close for good. The client library's own close fails, and tells nobody, where it still has something to send
-        to a broker that has hung up."""
+        """Close for good. The client library's own close may fail or wait, and tell nobody, where it still has something
+        to send to a broker that has hung up; the process must end all the same."""
         try:
-            await self._nc.close()
-        except OSError:
-            await self._on_closed()
+            async with asyncio.timeout(API_TIMEOUT_S):
+                await self._nc.close()
+        except Exception as exc:
+            log.warning("the connection was not closed in order: %s", type(exc).__name__)
+        finally:
+            if not self.closed.is_set():
+                await self._on_closed()
 
     async def _disconnected(self) -> None:
         if not self._closing:
