@@ -288,8 +288,8 @@ class Connection:
             log.warning("broker connection: %s", text)
 
     async def _give_up(self) -> None:
-        """Close for good. The client library's own close may fail or wait, and tell nobody, where it still has something
-        to send to a broker that has hung up; the process must end all the same."""
+        """Close for good. The client library's own close may fail or wait, and tell nobody, where it still has
+        something to send to a broker that has hung up; the process must end all the same."""
         try:
             async with asyncio.timeout(API_TIMEOUT_S):
                 await self._nc.close()
