@@ -18,7 +18,7 @@ STAMP := .venv/pdq-$(ENGINE)-$(shell cat $(INPUTS) 2>/dev/null | cksum | cut -d'
 STORES := .venv/pdq-stores-$(shell cat infra/locks/verify.lock 2>/dev/null | cksum | cut -d' ' -f1)
 
 # Tests that need no engine wait more than they compute; those with engines take all the machine has.
-PARALLEL := --numprocesses 5 --dist worksteal
+PARALLEL := --numprocesses 3 --dist worksteal
 
 # Without bytecode an engine starts twice as slowly; some shells turn it off.
 unexport PYTHONDONTWRITEBYTECODE

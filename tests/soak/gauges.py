@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 NO_WORK = frozenset(
     {
         "pdq_broker_read_seconds",
+        "pdq_broker_stores",
         "pdq_broker_up",
         "pdq_contracts",
         "pdq_stage_slots",
@@ -18,6 +19,7 @@ NO_WORK = frozenset(
         "pdq_stream_used_ratio",
         "pdq_worker_info",
         "pdq_worker_slots",
+        "pdq_worker_start_seconds",
         "pdq_workers",
     }
 )
