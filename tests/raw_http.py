@@ -85,7 +85,7 @@ def dumped(asked: dict[str, Any], fields: dict[str, Any]) -> bytes:
 
 
 def completion(**fields: Any) -> bytes:
-    return dumped({"model": MODEL, "prompt": SECRET, "max_tokens": 2}, fields)
+    return dumped({"model": MODEL, "prompt": SECRET, "max_tokens": 2, "ignore_eos": True}, fields)
 
 
 def chat(**fields: Any) -> bytes:
