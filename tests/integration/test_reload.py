@@ -114,7 +114,7 @@ async def test_no_service_outlives_its_key(stack: SecuredStack) -> None:
 async def ended(service: Service) -> int:
     """The exit code of a service that ends by itself."""
     assert service.process is not None
-    give_up = time.monotonic() + BOUND_S + 30
+    give_up = time.monotonic() + BOUND_S + 10
     while service.process.poll() is None:
         assert time.monotonic() < give_up, service.log.read_text()[-2_000:]
         await asyncio.sleep(0.05)
