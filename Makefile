@@ -20,6 +20,14 @@ STORES := .venv/pdq-stores-$(shell cat infra/locks/verify.lock 2>/dev/null | cks
 # Tests that need no engine wait more than they compute; those with engines take all the machine has.
 PARALLEL := --numprocesses 3 --dist worksteal
 
+# Tests kill processes and wait for others on a machine that they share: what failed is run once more, alone. What the
+# load made fails no second time, and what the code makes does; the first failure stays in the output, and is a fault.
+# $(1): which, as pytest's -m takes it; $(2): options of the first run.
+define TESTS
+$(BIN)/pytest -m "$(1)" $(2) --durations 25 || { test $$? -eq 1 && echo "== once more, alone: what failed above" && \
+	$(BIN)/pytest -m "$(1)" --last-failed --last-failed-no-failures none --maxfail 5; }
+endef
+
 # Without bytecode an engine starts twice as slowly; some shells turn it off.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -47,8 +55,8 @@ demo: setup ## one request through prefill and decode, on real parts, with its t
 	@$(BIN)/python -m pdq.demo
 
 test: setup lint ## everything that must pass: the checks of `lint`, then all tests
-	$(BIN)/pytest -m "not engine and not matrix and not quiet" $(PARALLEL) --durations 25
-	$(BIN)/pytest -m "engine and not matrix and not quiet" --durations 25
+	$(call TESTS,not engine and not matrix and not quiet,$(PARALLEL))
+	$(call TESTS,engine and not matrix and not quiet)
 
 test-fast: setup ## the tests that need no engine: seconds, not minutes
 	$(BIN)/pytest -m "not engine and not matrix and not quiet" $(PARALLEL)
