@@ -193,6 +193,8 @@ class EngineSettings(Group, frozen=True, kw_only=True):
     """How long prefill waits for the store of a prompt's KV before it hands off without."""
     sim_profile: str = "instant"
     sim_kv_dir: str = ""
+    sim_kv_us: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Microseconds that the sim takes to move the KV of one token, each way, besides what the disk takes."""
     sim_faults: str = ""
 
 

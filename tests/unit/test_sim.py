@@ -382,6 +382,13 @@ async def test_a_slow_store_within_its_bound_is_a_store(start: Start) -> None:
     assert {phase.name: phase for phase in stored.phases}["kv.store"].duration_ms >= 50
 
 
+async def test_moving_kv_takes_the_links_time_for_each_token(start: Start) -> None:
+    engine, work = await start(sim_kv_us=500), work_of(prompt_of(64, "linked"))
+    stored = {phase.name: phase for phase in (await engine.prefill(work)).phases}
+    loaded = {phase.name: phase for phase in (await collect(engine, work)).done.phases}
+    assert stored["kv.store"].duration_ms >= 32 and loaded["kv.load"].duration_ms >= 31.5
+
+
 async def test_a_failed_load_is_a_miss(start: Start) -> None:
     engine, work = await start("load.fail_first=1"), work_of(prompt_of(64, "unloaded"))
     await engine.prefill(work)

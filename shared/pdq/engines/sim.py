@@ -4,7 +4,7 @@
 decode processes share; `sim_faults` breaks things on demand. Prefill reuses the chunks that the directory
 holds and stores the others; decode loads, and stores only where it is to save its answers. Unlike a real
 engine it has no prefix cache of its own (`local_tokens` is 0), no limit on KV memory, and moves KV in the time
-that the disk takes.
+that the disk takes, and a link of `PDQ_ENGINE_SIM_KV_US`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SimEngine:
         self._tokenizer = BytesTokenizer(spec.vocab_size, spec.eos_token_ids)
         self._faults = Faults(settings.sim_faults)
         directory = KvDirectory(settings.sim_kv_dir, spec.chunk_tokens)
-        self._tier = Tier(directory, spec.chunk_tokens, self._faults, settings.store_timeout_s)
+        self._tier = Tier(directory, spec.chunk_tokens, self._faults, settings.store_timeout_s, settings.sim_kv_us)
         self._save_decode = save_decode
         self._steps = StepLoop(sim_timing.parse(settings.sim_profile), settings.max_num_batched_tokens)
         self._stepping: asyncio.Task[None] | None = None

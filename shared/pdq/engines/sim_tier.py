@@ -1,4 +1,7 @@
-"""The KV directory as the engine uses it: off the event loop, with faults, within bounds, reported as phases."""
+"""The KV directory as the engine uses it: off the event loop, with faults, within bounds, reported as phases.
+
+What is moved takes the time of the disk, and of a link: an engine has one, over which stores and loads go in turns.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,16 @@ class Stored(NamedTuple):
 class Tier:
     """Loads and stores the KV of prompts. Raises nothing but cancellation: KV is a cache."""
 
-    def __init__(self, directory: KvDirectory, chunk_tokens: int, faults: Faults, store_timeout_s: float) -> None:
+    def __init__(
+        self, directory: KvDirectory, chunk_tokens: int, faults: Faults, store_timeout_s: float, token_us: float = 0.0
+    ) -> None:
+        """token_us: microseconds that the link takes for the KV of one token."""
         self._directory = directory
         self._chunk = chunk_tokens
         self._faults = faults
         self._store_timeout_s = store_timeout_s
+        self._token_s = token_us / 1e6
+        self._link = asyncio.Lock()
 
     async def held(self, work: Work) -> int:
         """Tokens of the prompt's chunks that are there, damaged or not."""
@@ -50,6 +58,7 @@ class Tier:
         with suppress(Unavailable):
             await self._faults.before("load")
             loaded = await asyncio.to_thread(self._directory.load, work.salt, work.prompt)
+            await self._cross(loaded.tokens)
         return loaded, (lookup, ended("kv.load", start, _amount(loaded.tokens)))
 
     async def store(self, work: Work, loaded: Loaded, states: bytes) -> Stored:
@@ -73,12 +82,18 @@ class Tier:
         try:
             async with asyncio.timeout(self._store_timeout_s):
                 await self._faults.before("store")
+                await self._cross((len(work.prompt) // self._chunk - first) * self._chunk)
                 stored = await asyncio.to_thread(self._directory.store, work.salt, work.prompt, states, first)
         except TimeoutError:
             return 0, "store_late"
         except (OSError, Unavailable):
             return 0, "store_failed"
         return stored, ""
+
+    async def _cross(self, tokens: int) -> None:
+        if self._token_s:
+            async with self._link:
+                await asyncio.sleep(tokens * self._token_s)
 
     def _round_trip(self) -> None:
         salt, prompt, states = f"probe {uuid.uuid4().hex}", (0,) * self._chunk, os.urandom(self._chunk * STATE_BYTES)
