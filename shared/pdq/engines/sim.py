@@ -223,7 +223,8 @@ class SimEngine:
 
     def _script(self, work: Work) -> Script:
         """What is left of its script after the tokens shown."""
-        prompt = self._tokenizer.decode(work.prompt)
+        # Only what calls functions reads the prompt.
+        prompt = self._tokenizer.decode(work.prompt) if work.sampling.tools is not None else ""
         script = script_of(work.sampling, prompt, reasons=bool(self._spec.reasoning_parser))
         return script._replace(text=script.text[len(work.shown) :])
 

@@ -44,9 +44,12 @@ class Faults:
     def __init__(self, text: str = "") -> None:
         self._values = dict(_parse(entry) for entry in text.split(",") if entry.strip())
         self._passed: Counter[Point] = Counter()
+        self._after_token = any(name.endswith("_after") for name in self._values)
 
     async def before(self, point: Point) -> None:
         """Pass a point: delayed, hung until cancelled, or refused with Unavailable, as configured."""
+        if not self._values:
+            return
         self._passed[point] += 1
         passed = self._passed[point]
         if delay_s := self._of(point, "delay_s"):
@@ -58,6 +61,8 @@ class Faults:
 
     def after_token(self, own: int, total: int) -> TokenFault | None:
         """What befalls a decode with `own` tokens, in an engine that has made `total`."""
+        if not self._after_token:
+            return None
         if total == self._of("decode", "exit_after"):
             return "exit"
         if total == self._of("decode", "crash_after"):

@@ -59,8 +59,12 @@ class Generation:
         self._limit = min(sampling.max_tokens, room)
         self._seed = sampling.seed.to_bytes(16, "little", signed=True) if sampling.temperature > 0 else b""
         self._stops = StopStrings(sampling.stop)
+        self._early = frozenset((*tokenizer.eos_token_ids, *sampling.stop_token_ids))
+        """What `min_tokens` forbids."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(_open_end(tokenizer, prompt))
+        self._open = self._is_open()
+        """Whether a character is begun and not complete."""
         self.num_tokens = 0
         self.finish: FinishReason | None = None
 
@@ -71,22 +75,24 @@ class Generation:
         stopped = self._stops_at(token)
         last = stopped or self.num_tokens >= self._limit
         piece = self._decoder.decode(b"" if stopped else self._tokenizer.token_bytes(token), final=last)
+        self._open = self._is_open()
         text, matched = self._stops.push(piece, check=self.num_tokens > self._sampling.min_tokens, final=last)
         if last or matched:
             self.finish = "stop" if stopped or matched else "length"
         return Tokens(ids=(token,), text=text, logprobs=self._logprobs(state, token), held=self._holds())
 
     def _holds(self) -> bool:
-        return self.finish is None and bool(self._decoder.getstate()[0] or self._stops.held)
+        return self.finish is None and (self._open or bool(self._stops.held))
+
+    def _is_open(self) -> bool:
+        return bool(self._decoder.getstate()[0])
 
     def _draw(self, state: bytes) -> int:
         if self.num_tokens < len(self._script.text):
             return self._script.text[self.num_tokens]
         if self._script.alone:
             return self._tokenizer.eos_token_ids[0]
-        banned: set[int] = set()
-        if self.num_tokens < self._sampling.min_tokens:
-            banned.update(self._tokenizer.eos_token_ids, self._sampling.stop_token_ids)
+        banned = self._early if self.num_tokens < self._sampling.min_tokens else frozenset[int]()
         for attempt in range(_DRAWS):
             token = self._candidate(state, attempt)
             if token not in banned:
@@ -96,7 +102,7 @@ class Generation:
     def _candidate(self, state: bytes, attempt: int) -> int:
         digest = blake2b(state + bytes((attempt,)), digest_size=12, key=self._seed).digest()
         kind, value = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-        if self._decoder.getstate()[0]:
+        if self._open:
             return 0x80 + value % 0x40
         eos = self._tokenizer.eos_token_ids
         if kind % EOS_ONE_IN == 0:
@@ -138,6 +144,8 @@ class StopStrings:
         The stop string that completes first wins. With `check` false none does, as under `min_tokens`: only
         one that ends in a later piece counts. `final`: nothing comes after, so nothing is held back.
         """
+        if not self._stops:
+            return piece, False
         text = self.held + piece
         found = [
             (start + len(stop), start)
