@@ -60,14 +60,16 @@ class Pdq:
         roles: tuple[str, ...] = ("router", "prefill", "decode"),
         *,
         alike: bool = True,
+        profile: str = "instant",
     ) -> None:
         """roles: those that have a process each here. alike: all prompts are the same, so that their KV is there, and
-        decode jobs prefer the worker that had the one before."""
+        decode jobs prefer the worker that had the one before. profile: how long the sim engine takes."""
         self._alike = alike
         self.stack = Stack(
             directory,
             PDQ_WORKER_SLOTS=str(SLOTS),
             PDQ_ENGINE_MAX_NUM_SEQS=str(SLOTS),
+            PDQ_ENGINE_SIM_PROFILE=profile,
             PDQ_TRACE_SAMPLE=str(trace_sample),
         )
         self._services: dict[str, Service] = {role: self.stack.add(f"pdq_{role}") for role in roles}
@@ -99,7 +101,7 @@ class Pdq:
     async def request(self) -> Timing:
         request, transcript = new_request_id(), Transcript()
         body = chat(
-            PROMPT if self._alike else f"{request}: {PROMPT}",
+            PROMPT if self._alike else other_prompt(request),
             max_tokens=NUM_TOKENS,
             min_tokens=NUM_TOKENS,
             temperature=0,
@@ -189,6 +191,11 @@ class FloorPath:
         if len(firsts) != len(self._shape.outs):
             raise AssertionError(f"request {request}: {len(firsts)} of {len(self._shape.outs)} token batches came")
         return Timing(firsts[0] - began, end_s, len(firsts))
+
+
+def other_prompt(request: str) -> str:
+    """One whose KV is nowhere, not even a part of it."""
+    return f"{request}: {PROMPT}"
 
 
 async def make_floor_streams(bus: Bus, limits: subjects.Limits) -> None:

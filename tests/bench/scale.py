@@ -1,9 +1,10 @@
-"""`python -m tests.bench.scale`: what a request costs with 10, 100, 1,000 workers, against the floor in the same run.
+"""`python -m tests.bench.scale`: what a request costs with 10, 100, 1,000 workers, and how many a second are sustained.
 
-Real broker, router, log and client; the workers are sim workers, half of each stage, many to a process
-(tests/bench/herd.py). Requests come at a constant rate, open loop; each prompt is another, so that no worker is
-preferred. In turns with pdq, the floor (one process of each role) takes the same load on the same broker. What workers
-cost that have nothing to do is measured first: the CPU of a request is what the load adds to it.
+Real broker, router, log and client; the workers are sim workers with a published timing model, half of each stage, many
+to a process (tests/bench/herd.py). Requests come at a constant rate, open loop, and latencies count from when each was
+due; each prompt is another, so that no worker is preferred. In turns with pdq, the floor (one process of each role,
+tests/bench/floor.py) takes the same load on the same broker, and nobody does: the CPU of a request is what the load
+adds to that. Then each path's rate is raised until latency runs away.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import argparse
 import asyncio
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,209 +22,158 @@ import msgspec
 import uvloop
 from pdq.settings import LimitSettings
 
-from tests.bench.control import WARM_UP, _cpu_s, _learn, _many
-from tests.bench.paths import Branch, FloorPath, Pdq, Timing, make_floor_streams
+from tests.bench import engine, scale_report
+from tests.bench.control import WARM_UP, _learn, _many
+from tests.bench.cpu import Meter, limit
+from tests.bench.load import Answer, offer
+from tests.bench.paths import Branch, FloorPath, Pdq, make_floor_streams
+from tests.bench.saturation import Saturation, Trial, search
+from tests.bench.scale_report import Report, Round, Size
 from tests.bench.stats import percentile
+from tests.bench.workers import Herds
 
-PER_PROCESS = 100
 SETTLE_S = 3.0
-IDLE_S = 20.0
-"""Idle workers make their pulls anew so often, all that were started together at one time: rounds last as long."""
-READY_S = 120.0
-STAGES = ("prefill", "decode")
+BREATH_S = 1.0
+"""Between rounds, so that what follows an end belongs to its own."""
+BOUND_S = 0.5
+ALONE_REPEATS = 10
+START = 0.7
+"""Share of the rate at which all cores would be full by the rounds' CPU per request: the first that is tried."""
+PATHS = ("floor", "pdq")
+NOTHING = Answer(0.0, 0.0)
 Spent = dict[str, float]
 """CPU seconds by group of processes."""
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """One path at one number of workers. Milliseconds; `cpu_ms` is per request and by group of processes."""
-
-    requests: int
-    first_p50: float
-    first_p99: float
-    end_p50: float
-    end_p99: float
-    cpu_ms: dict[str, float]
-
-    @property
-    def total_ms(self) -> float:
-        return sum(self.cpu_ms.values())
-
-
-class Size(msgspec.Struct, frozen=True):
-    """Both paths at one number of workers. idle_cpu: cores that pdq takes with nothing to do, by group."""
-
-    workers: int
-    idle_cpu: dict[str, float]
-    floor: Figures
-    pdq: Figures
-
-
-class Report(msgspec.Struct, frozen=True):
-    load_before: float
-    rate: float
-    seconds: float
-    sizes: list[Size]
-
-    def lines(self) -> list[str]:
-        """The summary as text."""
-        lines = [f"load average {self.load_before:.1f} before; {self.rate:g} requests/s for {self.seconds:g} s a round"]
-        for size in self.sizes:
-            lines += ["", f"{size.workers} workers; idle: {_cpus(size.idle_cpu, 'cores', 1)}"]
-            lines += [_line("floor", size.floor), _line("pdq", size.pdq)]
-        first, last = self.sizes[0], self.sizes[-1]
-        ratio = last.pdq.total_ms / first.pdq.total_ms
-        return [*lines, "", f"CPU per request, {last.workers} workers over {first.workers}: {ratio:.2f}"]
-
-
-def _line(name: str, figures: Figures) -> str:
-    added = f"first token {figures.first_p50:.1f} / {figures.first_p99:.1f}, end {figures.end_p50:.1f} / "
-    total = f"{figures.total_ms:.2f} ms of CPU a request"
-    return f"  {name:<6}{added}{figures.end_p99:.1f} ms (p50 / p99); {total}: {_cpus(figures.cpu_ms, 'ms', 2)}"
-
-
-def _cpus(groups: Mapping[str, float], unit: str, digits: int) -> str:
-    return ", ".join(f"{name} {value:.{digits}f}" for name, value in groups.items()) + f" {unit}"
-
-
-class Herds:
-    """Processes of workers, which only become more."""
-
-    def __init__(self, pdq: Pdq) -> None:
-        self._pdq = pdq
-        self._processes: dict[str, list[subprocess.Popen[str]]] = {stage: [] for stage in STAGES}
-        self._workers = dict.fromkeys(STAGES, 0)
-
-    async def grow(self, workers: int) -> None:
-        """Until there are so many, half of each stage."""
-        started = []
-        for stage in STAGES:
-            while (missing := workers // 2 - self._workers[stage]) > 0:
-                started.append(self._start(stage, min(missing, PER_PROCESS)))
-        async with asyncio.timeout(READY_S):
-            for process in started:
-                assert process.stdout is not None
-                line = await asyncio.to_thread(process.stdout.readline)
-                assert line == "ready\n", f"a herd did not start: exit code {process.poll()}"
-
-    def _start(self, stage: str, count: int) -> subprocess.Popen[str]:
-        number = len(self._processes[stage])
-        environment = self._pdq.stack.environment(f"herd-{stage}-{number}")
-        command = [sys.executable, "-m", "tests.bench.herd", stage, str(count)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._processes[stage].append(process)
-        self._workers[stage] += count
-        return process
-
-    @property
-    def pids(self) -> dict[str, list[int]]:
-        return {stage: [process.pid for process in each] for stage, each in self._processes.items()}
-
-    def stop(self) -> None:
-        processes = [process for each in self._processes.values() for process in each]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
-            assert process.stdout is not None
-            process.stdout.close()
-
-
 class Scale:
-    """Both paths, in turns, at growing numbers of workers."""
+    """Both paths, in turns, at growing numbers of workers. alone: what the engine takes without pdq."""
 
-    def __init__(self, pdq: Pdq, floor: FloorPath, herds: Herds, options: argparse.Namespace) -> None:
+    def __init__(self, pdq: Pdq, floor: FloorPath, herds: Herds, options: argparse.Namespace, alone: Answer) -> None:
         self._pdq = pdq
-        self._floor = floor
         self._herds = herds
-        self._rate: float = options.rate
-        self._seconds: float = options.seconds
-        self._rounds: int = options.rounds
+        self._paths: dict[str, Branch] = {"floor": floor, "pdq": pdq}
+        self._alone = {"floor": NOTHING, "pdq": alone}
+        self._options = options
 
     async def at(self, workers: int) -> Size:
         print(f"{workers} workers", file=sys.stderr)
         await self._herds.grow(workers)
         await _many(self._pdq, WARM_UP, 4)
         await asyncio.sleep(SETTLE_S)
-        idle = await self._idle()
-        rounds: dict[str, list[tuple[list[Timing], Spent]]] = {"floor": [], "pdq": []}
-        for number in range(self._rounds):
-            for name in ("floor", "pdq") if number % 2 == 0 else ("pdq", "floor"):
-                rounds[name].append(await self._round(self._floor if name == "floor" else self._pdq))
-        # Idle workers cost the broker as much in the floor's rounds; the floor's own processes have nothing to do then.
-        shared = {name: idle[name] for name in ("nats-server", "client")}
-        return Size(workers, idle, self._figures(rounds["floor"], shared), self._figures(rounds["pdq"], idle))
+        rounds: dict[str, list[Round]] = {name: [] for name in PATHS}
+        idle: list[Spent] = []
+        for number in range(self._options.rounds):
+            idle.append(await self._idle())
+            for name in PATHS if number % 2 == 0 else PATHS[::-1]:
+                rounds[name].append(await self._round(name, idle[-1]))
+        floor, pdq = (scale_report.figures(rounds[name], self._alone[name]) for name in PATHS)
+        seconds = len(idle) * self._options.seconds
+        return Size(
+            workers,
+            {name: sum(each[name] for each in idle) / seconds for name in idle[0]},
+            floor,
+            pdq,
+            await self._saturation("floor", floor.total_ms.median),
+            await self._saturation("pdq", pdq.total_ms.median),
+        )
+
+    def _meter(self, name: str) -> Meter:
+        pids = self._paths[name].pids
+        roles: Mapping[str, Sequence[int]] = {role: [pid] for role, pid in pids.items()}
+        if name == "pdq":
+            roles = {**roles, **self._herds.pids}
+        return Meter({**roles, "nats-server": [self._pdq.broker_pid], "client": [os.getpid()]})
 
     async def _idle(self) -> Spent:
-        before = self._spent(self._pdq)
-        await asyncio.sleep(IDLE_S)
-        return {name: (spent - before[name]) / IDLE_S for name, spent in self._spent(self._pdq).items()}
+        meter = self._meter("pdq")
+        await asyncio.sleep(self._options.seconds)
+        return {name: sum(each) for name, each in meter.spent().items()}
 
-    async def _round(self, path: Branch) -> tuple[list[Timing], Spent]:
-        before, tasks = self._spent(path), []
-        async with asyncio.TaskGroup() as group:
-            for _ in range(round(self._rate * self._seconds)):
-                tasks.append(group.create_task(path.request()))
-                await asyncio.sleep(1 / self._rate)
-        after = self._spent(path)
-        return [task.result() for task in tasks], {name: after[name] - before[name] for name in after}
+    async def _round(self, name: str, idle: Spent) -> Round:
+        """idle: what is spent in as much time without a load. The floor's own processes have nothing to do then."""
+        meter = self._meter(name)
+        offered = await offer(self._paths[name], self._options.rate, self._options.seconds)
+        assert not offered.failed, offered.failed[0]
+        await asyncio.sleep(BREATH_S)
+        spent = {group: sum(each) for group, each in meter.spent().items()}
+        longer = (offered.took_s + BREATH_S) / self._options.seconds
+        shared = idle if name == "pdq" else {group: idle[group] for group in ("nats-server", "client")}
+        return Round(offered.answers, {group: each - shared.get(group, 0.0) * longer for group, each in spent.items()})
 
-    def _spent(self, path: Branch) -> Spent:
-        groups = {"nats-server": [self._pdq.broker_pid], "client": [os.getpid()]}
-        if path is self._floor:
-            groups = {**{name: [pid] for name, pid in path.pids.items()}, **groups}
-        else:
-            groups = {"router": [path.pids["router"]], **self._herds.pids, **groups}
-        return {name: sum(map(_cpu_s, pids)) for name, pids in groups.items()}
+    async def _saturation(self, name: str, cpu_ms: float) -> Saturation:
+        if not self._options.trial_seconds:
+            return Saturation(0.0, "not tried", [])
+        return await search(lambda rate: self._trial(name, rate), START * 1e3 * _cores() / cpu_ms)
 
-    def _figures(self, rounds: Sequence[tuple[list[Timing], Spent]], idle: Spent) -> Figures:
-        timings = [timing for each, _ in rounds for timing in each]
-        cpu = dict.fromkeys(rounds[0][1], 0.0)
-        for _, spent in rounds:
-            for name, cpu_s in spent.items():
-                cpu[name] += cpu_s - idle.get(name, 0.0) * self._seconds
-        firsts = [timing.first_s * 1e3 for timing in timings]
-        ends = [timing.end_s * 1e3 for timing in timings]
-        return Figures(
-            len(timings),
-            percentile(firsts, 0.5),
-            percentile(firsts, 0.99),
-            percentile(ends, 0.5),
-            percentile(ends, 0.99),
-            {name: cpu_s * 1e3 / len(timings) for name, cpu_s in cpu.items()},
+    async def _trial(self, name: str, rate: float) -> Trial:
+        meter, seconds = self._meter(name), self._options.trial_seconds
+        offered = await offer(self._paths[name], rate, seconds)
+        spent, alone_s = meter.spent(), self._alone[name].end_s
+        added = percentile([answer.end_s for answer in offered.answers] or [BOUND_S * 2], 0.99) - alone_s
+        found = Trial(
+            rate,
+            added <= BOUND_S and not offered.failed,
+            len(offered.answers) / max(seconds, offered.took_s - alone_s),
+            added * 1e3,
+            len(offered.failed),
+            {group: sum(each) / offered.took_s for group, each in spent.items()},
+            limit(spent, offered.took_s, _cores()),
         )
+        print(f"  {name} at {rate:.0f}/s: {found.added_p99_ms:.0f} ms added (p99); {found.limit}", file=sys.stderr)
+        await asyncio.sleep(BREATH_S)
+        return found
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 async def run(options: argparse.Namespace, directory: Path) -> Report:
     """Start everything, measure, and end it in any case."""
     load = os.getloadavg()[0]
-    async with Pdq(directory, options.trace_sample, ("router",), alike=False) as pdq:
-        herds = Herds(pdq)
+    async with Pdq(directory, options.trace_sample, ("router",), alike=False, profile=options.profile) as pdq:
+        herds = Herds(pdq.stack)
         try:
+            alone = Answer(*await engine.alone(directory, options.profile, ALONE_REPEATS))
             await herds.grow(min(options.workers))
             shape = await _learn(pdq)
             await make_floor_streams(pdq.bus, LimitSettings().of_streams())
             async with FloorPath(pdq.stack.broker.url, shape) as floor:
                 await _many(floor, WARM_UP, 1)
-                scale = Scale(pdq, floor, herds, options)
+                scale = Scale(pdq, floor, herds, options, alone)
                 sizes = [await scale.at(workers) for workers in options.workers]
         finally:
             await asyncio.to_thread(herds.stop)
-    return Report(load, options.rate, options.seconds, sizes)
+    growth = scale_report.growth(sizes)
+    return Report(
+        load_before=load,
+        load_after=os.getloadavg()[0],
+        cores=_cores(),
+        profile=options.profile,
+        alone_first_ms=alone.first_s * 1e3,
+        alone_end_ms=alone.end_s * 1e3,
+        rate=options.rate,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        trace_sample=options.trace_sample,
+        bound_ms=BOUND_S * 1e3,
+        trial_s=options.trial_seconds,
+        sizes=sizes,
+        growth=growth,
+        flat=growth <= scale_report.FLAT,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000], help="ascending (10 100 1000)")
-    parser.add_argument("--rate", type=float, default=20.0, help="requests a second (%(default)g)")
-    parser.add_argument("--seconds", type=float, default=IDLE_S, help="of a round (%(default)g)")
-    parser.add_argument("--rounds", type=int, default=2, help="of each path, at each number (%(default)s)")
+    parser.add_argument("--rate", type=float, default=12.0, help="requests a second (%(default)g)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a round (%(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each path, at each number (%(default)s)")
+    parser.add_argument(
+        "--trial-seconds", type=float, default=5.0, help="of each rate tried; 0: none (%(default)g)", metavar="SECONDS"
+    )
+    parser.add_argument("--profile", default="llama3-8b-h100", help="how long the engine takes (%(default)s)")
     parser.add_argument("--trace-sample", type=float, default=1.0, help="share of traces recorded (%(default)g)")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
     options = parser.parse_args(arguments)
