@@ -401,7 +401,7 @@ async def test_a_decode_that_fails_after_tokens_has_given_them(start: Start) -> 
     with pytest.raises(Unavailable):
         async for item in engine.decode(work_of(prompt_of(9, "five"))):
             items.append(item)
-    assert len(items) == 5
+    assert sum(len(item.ids) for item in items if isinstance(item, Tokens)) == 5
     assert all(isinstance(item, Tokens) for item in items)
     await engine.check()
     assert len((await collect(engine, work_of(prompt_of(9, "four"), greedy(4)))).ids) == 4

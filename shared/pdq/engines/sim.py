@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, nullcontext
 from typing import Any
 
@@ -112,7 +112,7 @@ class SimEngine:
             put(await self._prefill(work))
 
         async with aclosing(self._tasks.serve(work.request, body)) as results:
-            return await anext(results)
+            return (await anext(results))[0]
 
     async def held(self, work: Work) -> int:
         return await self._tier.held(work)
@@ -125,7 +125,7 @@ class SimEngine:
         return held
 
     async def decode(self, work: Work) -> AsyncGenerator[Tokens | Done, None]:
-        """See the contract; one token per `Tokens`. Aborted: Interrupted."""
+        """See the contract; the tokens of steps that took no time come together. Aborted: Interrupted."""
         check(work, self._spec)
         reading = SimReading(work) if work.sampling.parsed else None
         if reading is not None:
@@ -139,9 +139,10 @@ class SimEngine:
         async def body(put: Callable[[Tokens | Done], None]) -> None:
             put(await self._decode(work, put, script, reading))
 
-        async with aclosing(self._tasks.serve(work.request, body)) as items:
-            async for item in items:
-                yield item
+        async with aclosing(self._tasks.serve(work.request, body)) as batches:
+            async for items in batches:
+                for item in items if reading is not None else _joined(items):
+                    yield item
 
     async def abort(self, request: str) -> None:
         self._tasks.abort(request)
@@ -286,6 +287,20 @@ def check(work: Work, spec: ModelSpec) -> None:
         raise Rejected(f"max_tokens must be at least 1, not {work.sampling.max_tokens}", param="max_tokens")
     if not re.fullmatch(r"[0-9a-f]{0,128}", work.salt):
         raise Rejected("a salt must be at most 128 hex digits")
+
+
+def _joined(items: list[Tokens | Done]) -> Iterator[Tokens | Done]:
+    """The same with all tokens in one; they have no deltas."""
+    tokens = [item for item in items if isinstance(item, Tokens)]
+    if tokens:
+        logprobs = [logprob for each in tokens for logprob in each.logprobs or ()]
+        yield Tokens(
+            ids=tuple([id for each in tokens for id in each.ids]),
+            text="".join([each.text for each in tokens]),
+            logprobs=tuple(logprobs) or None,
+            held=tokens[-1].held,
+        )
+    yield from items[len(tokens) :]
 
 
 def _events(times: list[int]) -> tuple[tuple[str, int], ...]:

@@ -144,11 +144,13 @@ class StepLoop:
         return decoding, chunks
 
     def _step_ms(self, decoding: list[Running], chunks: list[tuple[Running, int]]) -> float:
-        total = sum(self._profile.prefill_ms(running.position, count) for running, count in chunks)
-        if any(not running.begun for running, _ in chunks):
-            total += self._profile.prefill[0]
+        total = 0.0
+        if chunks:
+            total = sum(self._profile.prefill_ms(running.position, count) for running, count in chunks)
+            if any(not running.begun for running, _ in chunks):
+                total += self._profile.prefill[0]
         if decoding:
-            total += self._profile.decode_ms(len(decoding), sum(running.position for running in decoding))
+            total += self._profile.decode_ms(len(decoding), sum([running.position for running in decoding]))
         return total
 
     def _apply(self, decoding: list[Running], chunks: list[tuple[Running, int]]) -> None:

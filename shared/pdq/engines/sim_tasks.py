@@ -32,19 +32,32 @@ class Tasks:
 
     async def serve(
         self, request: str, body: Callable[[Callable[[T], None]], Awaitable[None]]
-    ) -> AsyncGenerator[T, None]:
-        """What `body` puts, as it puts it; closing or cancelling this stops the body before it returns.
+    ) -> AsyncGenerator[list[T], None]:
+        """What `body` puts, as it puts it: all that came since the last time at once. Closing or cancelling this stops
+        the body before it returns.
 
         Raises what the body raises, Interrupted when it is aborted, and Unavailable when all work is failed.
         """
         self.check()
-        items: asyncio.Queue[T | None] = asyncio.Queue()
-        task = asyncio.create_task(self._in_slot(body, items.put_nowait), name=f"sim {request}")
-        task.add_done_callback(lambda _: items.put_nowait(None))
+        items: list[T] = []
+        came = asyncio.Event()
+
+        def put(item: T) -> None:
+            items.append(item)
+            came.set()
+
+        task = asyncio.create_task(self._in_slot(body, put), name=f"sim {request}")
+        task.add_done_callback(lambda _: came.set())
         self._tasks[task] = request
         try:
-            while (item := await items.get()) is not None:
-                yield item
+            over = False
+            while not over:
+                await came.wait()
+                came.clear()
+                over = task.done()
+                if items:
+                    taken, items[:] = items[:], []
+                    yield taken
             self._raise_of(task)
         finally:
             task.cancel()

@@ -1,5 +1,7 @@
-"""The KV directory as the engine uses it: off the event loop, with faults, within bounds, reported as phases.
+"""The KV directory as the engine uses it: with faults, within bounds, reported as phases.
 
+It is written to off the event loop, and read on it: small files that were just written take less time than a thread's
+turn does.
 What is moved takes the time of the disk, and of a link: an engine has one, over which stores and loads go in turns.
 """
 
@@ -45,19 +47,19 @@ class Tier:
 
     async def held(self, work: Work) -> int:
         """Tokens of the prompt's chunks that are there, damaged or not."""
-        return self._chunk * await asyncio.to_thread(self._directory.lookup, work.salt, work.prompt)
+        return self._chunk * self._directory.lookup(work.salt, work.prompt)
 
     async def load(self, work: Work) -> tuple[Loaded, tuple[Phase, ...]]:
         """What need not be computed of the prompt; `kv.lookup`, and `kv.load` where something was found."""
         start = time.time_ns()
-        found = await asyncio.to_thread(self._directory.lookup, work.salt, work.prompt)
+        found = self._directory.lookup(work.salt, work.prompt)
         lookup = ended("kv.lookup", start, {"pdq.kv.tokens": found * self._chunk})
         if not found:
             return Loaded(), (lookup,)
         start, loaded = time.time_ns(), Loaded()
         with suppress(Unavailable):
             await self._faults.before("load")
-            loaded = await asyncio.to_thread(self._directory.load, work.salt, work.prompt)
+            loaded = self._directory.load(work.salt, work.prompt)
             await self._cross(loaded.tokens)
         return loaded, (lookup, ended("kv.load", start, _amount(loaded.tokens)))
 
