@@ -32,7 +32,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-kv bench-cold-start verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-kv bench-cold-start benchmarks benchmarks-page verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,8 +85,8 @@ soak: $(STAMP) ## an hour of half load, every process watched for what it gains 
 bench-control: $(STAMP) ## what the control path costs over its floor; on a quiet machine (REQUESTS=100 ROUNDS=7)
 	@$(BIN)/python -m tests.bench.control --requests $(or $(REQUESTS),100) --rounds $(or $(ROUNDS),7)
 
-bench-scale: $(STAMP) ## what a request costs with 10 to 1,000 workers, over the floor (WORKERS="10 100 1000" RATE=20 SECONDS=20)
-	@$(BIN)/python -m tests.bench.scale --workers $(or $(WORKERS),10 100 1000) --rate $(or $(RATE),20) --seconds $(or $(SECONDS),20)
+bench-scale: $(STAMP) ## what a request costs with 10 to 1,000 workers, and how many a second they sustain, over the floor (WORKERS="10 100 1000" RATE=12 ROUNDS=3)
+	@$(BIN)/python -m tests.bench.scale --workers $(or $(WORKERS),10 100 1000) --rate $(or $(RATE),12) --rounds $(or $(ROUNDS),3)
 
 bench-tokens: $(STAMP) ## tokens a second from one decode process to one reader through the log, over the floor (ROUNDS=5)
 	@$(BIN)/python -m tests.bench.tokens --rounds $(or $(ROUNDS),5)
@@ -99,6 +99,12 @@ bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the
 
 bench-cold-start: $(STAMP) model ## from nothing to a worker with the real engine that has served what waited (ROLE=prefill TIER=cold REPEATS=3)
 	@$(BIN)/python -m tests.bench.cold_start --role $(or $(ROLE),prefill) --tier $(or $(TIER),cold) --repeats $(or $(REPEATS),3)
+
+benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their figures: hours (ONLY="scale tokens" TRACES="code=FILE ...")
+	@$(BIN)/python -m tests.bench.publish $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES))
+
+benchmarks-page: $(STAMP) ## docs/benchmarks.md again, from the figures in docs/benchmarks
+	@$(BIN)/python -m tests.bench.publish --page
 
 verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
 	@$(BIN)/python -m tests.matrix $(MODES)

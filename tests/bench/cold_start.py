@@ -31,14 +31,43 @@ READY_S = 300.0
 QUESTION = "What is the capital of France? Say which river runs through it, and name one famous building there."
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """role and tier as they were asked for. starts: of each, seconds by part."""
+
+    role: str
+    tier: str
+    cores: int
+    load_after: float
+    starts: list[dict[str, float]]
+
+    def lines(self) -> list[str]:
+        """The summary as text."""
+        title = f"{self.role}, LMCache server {self.tier}; {len(self.starts)} starts on {self.cores} cores"
+        lines = [
+            f"{title}, load average {self.load_after:.2f} after",
+            f"  {'part':<16}{'min s':>8}{'median s':>10}{'max s':>8}",
+        ]
+        for part in self.starts[0]:
+            found = spread([start[part] for start in self.starts])
+            lines.append(f"  {part:<16}{found.min:>8.2f}{found.median:>10.2f}{found.max:>8.2f}")
+        return lines
+
+
 def main() -> int:
     options = _options()
     spec = default_model()
-    runs = [asyncio.run(_once(spec, options.role, cold=options.tier == "cold")) for _ in range(options.repeats)]
+    starts = [asyncio.run(_once(spec, options.role, cold=options.tier == "cold")) for _ in range(options.repeats)]
+    report = Report(
+        role=options.role,
+        tier=options.tier,
+        cores=os.cpu_count() or 1,
+        load_after=os.getloadavg()[0],
+        starts=starts,
+    )
     if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(runs) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     else:
-        print("\n".join(_table(runs, options.role, options.tier)))
+        print("\n".join(report.lines()))
     return 0
 
 
@@ -107,18 +136,6 @@ def _cpu_s(worker: Worker) -> dict[str, float]:
 def _spent_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _table(runs: list[dict[str, float]], role: str, tier: str) -> list[str]:
-    load = os.getloadavg()[0]
-    lines = [
-        f"{role}, LMCache server {tier}; {len(runs)} starts on {os.cpu_count()} cores, load average {load:.2f} after",
-        f"  {'part':<16}{'min s':>8}{'median s':>10}{'max s':>8}",
-    ]
-    for part in runs[0]:
-        found = spread([run[part] for run in runs])
-        lines.append(f"  {part:<16}{found.min:>8.2f}{found.median:>10.2f}{found.max:>8.2f}")
-    return lines
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import scale, streams, tokens
+from tests.bench import cpu, saturation, scale, streams, tokens
 from tests.bench.report import PROCESSES, Round, summarise
 from tests.bench.stats import percentile, ratios, spread
 
@@ -72,17 +72,45 @@ async def test_what_a_request_costs_is_told_by_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scale, "SETTLE_S", 0.1)
-    monkeypatch.setattr(scale, "IDLE_S", 0.5)
-    options = argparse.Namespace(workers=[4, 8], rate=10.0, seconds=1.0, rounds=1, trace_sample=1.0)
+    monkeypatch.setattr(saturation, "MOST_STEPS", 1)
+    options = argparse.Namespace(
+        workers=[4, 8], rate=10.0, seconds=1.0, rounds=1, trial_seconds=0.5, profile="instant", trace_sample=1.0
+    )
     report = await scale.run(options, tmp_path)
     assert [size.workers for size in report.sizes] == [4, 8]
     for size in report.sizes:
         assert (size.floor.requests, size.pdq.requests) == (10, 10)
-        assert (
-            {"router", "prefill", "decode", "nats-server", "client"} == set(size.pdq.cpu_ms) == set(size.floor.cpu_ms)
-        )
-        assert 0 < size.pdq.first_p50 <= size.pdq.end_p50 <= size.pdq.end_p99
-    assert "8 workers over 4" in report.lines()[-1]
+        groups = {"router", "prefill", "decode", "nats-server", "client"}
+        assert groups == set(size.pdq.cpu_ms) == set(size.floor.cpu_ms) == set(size.idle_cores)
+        assert size.pdq.added_first_p50 <= size.pdq.added_end_p50 <= size.pdq.added_end_p99
+        for found in (size.floor_saturation, size.pdq_saturation):
+            assert [trial.failed for trial in found.trials] == [0] and set(found.trials[0].cores) == groups
+    assert report.flat == (report.growth <= 1.2) and "from 4 to 8 workers" in report.lines()[-1]
+
+
+@pytest.mark.parametrize("edge", [3.0, 40.0, 55.0, 170.0])
+async def test_the_edge_of_what_is_sustained_is_found(edge: float) -> None:
+    async def attempt(rate: float) -> saturation.Trial:
+        return saturation.Trial(rate, rate <= edge, rate, 0.0, 0, {}, f"limit at {rate:.1f}")
+
+    found = await saturation.search(attempt, 50.0)
+    assert edge / 1.07 < found.sustained <= edge if edge > 3 else found.sustained == 0
+    over = min(trial.rate for trial in found.trials if not trial.sustained)
+    assert found.limit == f"limit at {over:.1f}" and len(found.trials) <= saturation.MOST_STEPS + saturation.HALVINGS
+
+
+async def test_a_rate_that_is_never_too_high_has_no_limit() -> None:
+    async def attempt(rate: float) -> saturation.Trial:
+        return saturation.Trial(rate, True, rate, 0.0, 0, {}, "?")
+
+    found = await saturation.search(attempt, 1.0)
+    assert found.limit == "not reached" and len(found.trials) == saturation.MOST_STEPS
+
+
+def test_what_limits_is_a_process_that_has_a_core_or_else_all_cores() -> None:
+    assert cpu.limit({"a": [0.9], "b": [0.2, 0.3]}, 1.0, 2) == "a: 0.90 of one core"
+    assert cpu.limit({"a": [0.7], "b": [0.6, 0.6]}, 1.0, 2) == "the cores: 1.9 of 2 cores, 1.2 of them b"
+    assert cpu.limit({"a": [0.7], "b": []}, 1.0, 2) == "no process: 0.7 of 2 cores, 0.7 of them a"
 
 
 async def test_every_token_of_every_answer_comes_to_the_reader(tmp_path: Path) -> None:

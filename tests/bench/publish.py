@@ -1,0 +1,106 @@
+"""`python -m tests.bench.publish`: run the benchmarks of docs/benchmarks.md, keep their figures, and write the page.
+
+Each prints one JSON value, which is kept in docs/benchmarks/NAME.json with the commit, the machine and the load. The
+page is written anew after each, from what is there: one that was not run is said to be so. One that fails leaves its
+last figures as they are, and the others run; exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.bench import page, plots, result
+from tests.bench.result import ROOT, Result
+from tests.bench.sections import SECTIONS, Section
+
+INTERRUPTED = 130
+
+
+def run(section: Section, traces: Sequence[str]) -> Result | None:
+    """One benchmark, bounded; None: it failed, and has said why. traces: NAME=FILE, for those that replay them."""
+    given = traces if section.replays else ()
+    (commit, changed), load, began = result.commit(), os.getloadavg()[0], time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *shlex.split(section.command), *given],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            timeout=section.most_s,
+        )
+        figures = done.stdout.strip() or b"null"
+        msgspec.json.decode(figures, type=section.figures)
+    except (subprocess.TimeoutExpired, msgspec.MsgspecError) as exc:
+        print(f"{section.name}: failed: {str(exc)[:300]}", file=sys.stderr)
+        return None
+    if done.returncode:
+        print(f"{section.name}: failed: exit code {done.returncode}", file=sys.stderr)
+        return None
+    return Result(
+        benchmark=section.name,
+        command=shlex.join([*shlex.split(section.shown), *map(_named, given)]),
+        commit=commit,
+        changed=changed,
+        date=result.now(),
+        took_s=round(time.monotonic() - began, 1),
+        load_before=round(load, 2),
+        load_after=round(os.getloadavg()[0], 2),
+        machine=result.machine(),
+        figures=msgspec.Raw(figures),
+    )
+
+
+def _named(trace: str) -> str:
+    """Without the place of its file, which is this machine's."""
+    name, _, path = trace.partition("=")
+    return f"{name}={Path(path).name}"
+
+
+def write(directory: Path, text: Path) -> None:
+    """The page and its plots, from the figures that are there."""
+    runs = page.load(directory)
+    plots.write(runs, directory)
+    text.write_text(page.render(runs), "utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="NAME")
+    parser.add_argument("--traces", nargs="+", default=[], metavar="NAME=FILE", help="to replay; else nothing is")
+    parser.add_argument("--page", action="store_true", help="run nothing: only write the page")
+    options = parser.parse_args(arguments)
+    failed = []
+    try:
+        for section in [] if options.page else map(SECTIONS.__getitem__, options.only):
+            if section.replays and not options.traces:
+                print(f"{section.name}: left out: no --traces are given", file=sys.stderr)
+                continue
+            print(f"{section.name}: {section.shown}", file=sys.stderr)
+            found = run(section, options.traces)
+            if found is None:
+                failed.append(section.name)
+                continue
+            print(f"{section.name}: {found.took_s:.0f} s, {result.save(found, result.DIRECTORY)}", file=sys.stderr)
+            write(result.DIRECTORY, page.PAGE)
+    except KeyboardInterrupt:
+        print("interrupted: what was done is kept", file=sys.stderr)
+        return INTERRUPTED
+    write(result.DIRECTORY, page.PAGE)
+    print(f"{page.PAGE}{f'; failed: {chr(32).join(failed)}' if failed else ''}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""docs/benchmarks.md says what the kept figures say, and that the others are not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from tests.bench import claims, page, plots, result
+from tests.bench.result import Machine, Result
+from tests.bench.sections import SECTIONS
+from tests.bench.streams import Report
+
+FIGURES = Report(
+    load_before=0.0,
+    streams=7,
+    workers=2,
+    measured_s=3.0,
+    events=4_300,
+    kb_per_stream=1.5,
+    tokens_per_cpu_s=6_789.0,
+    gateway_cpu_us_per_token=147.0,
+    bare_cpu_us_per_token=40.0,
+    added_p50_ms=1.25,
+    added_p99_ms=9.5,
+    missing=0,
+    failed=(),
+)
+MACHINE = Machine(cpu="A CPU", cores=3, memory_gib=7.5, system="Linux 6", python="3.11.1", parts={"nats-py": "2"})
+
+
+def kept(directory: Path, figures: object) -> None:
+    made = Result(
+        benchmark="streams",
+        command="python -m tests.bench.streams --json",
+        commit="0123456789",
+        changed=True,
+        date="2026-11-30 01:02 UTC",
+        took_s=600.0,
+        load_before=0.25,
+        load_after=1.5,
+        machine=MACHINE,
+        figures=msgspec.Raw(msgspec.json.encode(figures)),
+    )
+    result.save(made, directory)
+
+
+def test_the_page_is_what_the_kept_figures_make_it() -> None:
+    assert page.render(page.load()) == page.PAGE.read_text("utf-8"), "make benchmarks-page"
+
+
+def test_every_plot_of_the_page_is_there() -> None:
+    named = re.findall(r"!\[.+?\]\((benchmarks/\w+\.svg)\)", page.PAGE.read_text("utf-8"))
+    assert [name for name in named if not (page.PAGE.parent / name).is_file()] == []
+
+
+def test_what_was_not_run_is_told(tmp_path: Path) -> None:
+    text = page.render(page.load(tmp_path))
+    for name, section in SECTIONS.items():
+        _, _, below = text.partition(f"\n## {section.title}\n")
+        assert f"*It was not run. `make benchmarks ONLY={name}` runs it.*" in below.partition("\n## ")[0], name
+    assert "Nothing was run" in text
+    assert {claim.found for claim in claims.claims({})} == {None}
+
+
+def test_figures_stand_in_their_section_with_what_they_are_figures_of(tmp_path: Path) -> None:
+    kept(tmp_path, FIGURES)
+    text = page.render(page.load(tmp_path))
+    section = text.partition("\n## A thousand streams\n")[2].partition("\n## ")[0]
+    for figure in ("7 streams", "1,433", "6,789", "147", "1.25 / 9.50 ms", "at 0123456789 with changes", "load 0.25"):
+        assert figure in section, figure
+    assert "A CPU, 3 cores" in text and "Nothing was run" not in text
+
+
+def test_figures_of_another_version_of_a_benchmark_are_not_shown(tmp_path: Path) -> None:
+    kept(tmp_path, {"streams": 7})
+    assert "another version of it. `make benchmarks ONLY=streams` runs it" in page.render(page.load(tmp_path))
+
+
+def test_plots_without_figures_are_removed(tmp_path: Path) -> None:
+    for name in plots.PLOTS:
+        (tmp_path / f"{name}.svg").touch()
+    plots.write(page.load(tmp_path), tmp_path)
+    assert list(tmp_path.glob("*.svg")) == []
