@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
-
-from tests.bench import cold_start, kv_report, replay_report, report, scale_report, streams, tokens
+from tests.bench import cold_start, kv_report, report, scale_report, streams, tokens
 
 MINUTE = 60.0
-
-
-class Replays(msgspec.Struct, frozen=True):
-    """What `tests.bench.replay` prints."""
-
-    replays: list[replay_report.Replay]
 
 
 class Section(NamedTuple):
@@ -46,7 +38,7 @@ SECTIONS = {
             "cold_start", "From nothing to a worker", "tests.bench.cold_start --json", cold_start.Report, 30 * MINUTE
         ),
         Section("up", "From `pdq up` to ready", "tests.bench.up --json", Any, 60 * MINUTE),
-        Section("replay", "Traces, replayed", "tests.bench.replay --json", Replays, 150 * MINUTE, replays=True),
+        Section("replay", "Traces, replayed", "tests.bench.replay --json", Any, 150 * MINUTE, replays=True),
         Section("compare", "Does it pay?", "pdq bench compare --json", Any, 180 * MINUTE),
     )
 }
