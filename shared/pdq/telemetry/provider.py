@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, SynchronousMultiSpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
 from pdq import __version__, subjects
 from pdq.errors import Misconfigured
 from pdq.otlp import Value
 from pdq.telemetry import context, export
-from pdq.telemetry.spans import MAX_ATTRIBUTE, Span, StageSpan
+from pdq.telemetry.record import Record, Sink, context_of_trace, context_under
+from pdq.telemetry.spans import Span, StageSpan
 
 CLOSE_S = 3.0
 FILE_DELAY_MS = 100
@@ -42,20 +44,13 @@ class Telemetry:
     def __init__(self, service: str, sample: float, instance: str, exporters: list[tuple[SpanExporter, int | None]]):
         """`exporters`: each with the delay of its batches in ms; None is OpenTelemetry's default."""
         self._on = bool(exporters)
-        self._ids = context.TraceIds()
+        self._sampler = _ratio(sample)
         self._processor = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
-        self._provider = TracerProvider(
-            sampler=ParentBased(_ratio(sample)),
-            resource=Resource.create(_identity(service, instance)),
-            id_generator=self._ids,
-            span_limits=SpanLimits(max_attribute_length=MAX_ATTRIBUTE),
-            shutdown_on_exit=False,
-            active_span_processor=self._processor,
-        )
+        resource = Resource.create(_identity(service, instance))
+        self._sink = Sink(resource, InstrumentationScope("pdq", __version__), self._processor.on_end)
         self._exporters = [exporter for exporter, _ in exporters]
         for exporter, delay_ms in exporters:
             self._processor.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
-        self._tracer = self._provider.get_tracer("pdq", __version__)
 
     @classmethod
     def start(
@@ -77,14 +72,15 @@ class Telemetry:
         `headers` may hold the context of a trace that the client's own caller began.
         """
         parent = context.extract(headers or {})
-        if self._passes_by(parent):
-            return Span(self._tracer, trace.NonRecordingSpan(parent))
+        span, recorded = self._begin(parent, context.random_trace_id)
+        if not recorded:
+            return Span(span)
         attributes = {
             **_messaging("send", subjects.SUBMIT),
             **_named(request=request, tenant=tenant, model=model),
         }
-        begun = self._tracer.start_span("submit", context.under(parent), SpanKind.PRODUCER, attributes)
-        return Span(self._tracer, begun)
+        above = parent if parent.is_valid else None
+        return Span(span, Record(self._sink, "submit", span, above, time.time_ns(), attributes, SpanKind.PRODUCER))
 
     def process(
         self,
@@ -110,40 +106,42 @@ class Telemetry:
         now_ns = time.time_ns()
         wait_ns = max(0, now_ns - stored_ns) if stored_ns else 0
         parent = context.extract(headers or {})
-        if self._passes_by(parent):
-            return StageSpan(self._tracer, trace.NonRecordingSpan(parent), wait_ns / 1e9)
+        span, recorded = self._begin(parent, lambda: context.trace_id_of(destination, request, stored_ns))
+        if not recorded:
+            return StageSpan(span, wait_ns / 1e9)
         attributes = {
             **_messaging("process", destination),
             **_named(request=request, tenant=tenant, model=model),
             **_known({"messaging.message.id": message_id, "messaging.nats.delivery_attempt": deliveries}),
             **_known({"pdq.worker.id": worker, "pdq.attempt": attempt, "pdq.stage": stage}),
         }
-        with self._ids.of(destination, request, stored_ns):
-            begun = self._tracer.start_span(
-                stage if stage in ("forward", "route") else f"process {stage}",
-                context.under(parent),
-                SpanKind.CONSUMER,
-                attributes,
-                [trace.Link(parent)] if parent.is_valid else None,
-                start_time=now_ns,
-            )
-        span = StageSpan(self._tracer, begun, wait_ns / 1e9, self._processor.on_end)
+        name = stage if stage in ("forward", "route") else f"process {stage}"
+        above, links = (parent, [trace.Link(parent)]) if parent.is_valid else (None, [])
+        record = Record(self._sink, name, span, above, now_ns, attributes, SpanKind.CONSUMER, links)
+        made = StageSpan(span, wait_ns / 1e9, record)
         if wait_ns:
-            span.child("queue", stored_ns, now_ns)
-        return span
+            made.child("queue", stored_ns, now_ns)
+        return made
 
     def close(self, bound_s: float = CLOSE_S) -> None:
         """Write what has ended, for at most `bound_s`; what cannot be written by then is lost. Blocks."""
-        closing = threading.Thread(target=self._provider.shutdown, name="telemetry-close", daemon=True)
+        closing = threading.Thread(target=self._processor.shutdown, name="telemetry-close", daemon=True)
         closing.start()
         closing.join(bound_s)
         if closing.is_alive():
             for exporter in self._exporters:
                 exporter.shutdown()
 
-    def _passes_by(self, parent: trace.SpanContext) -> bool:
-        """Whether there is nothing to record: not even the attributes are built then."""
-        return not self._on or (parent.is_valid and not parent.trace_flags.sampled)
+    def _begin(self, parent: trace.SpanContext, trace_id: Callable[[], int]) -> tuple[trace.SpanContext, bool]:
+        """A new span's context, and whether it is recorded: as its parent is, or where there is none, by its trace's
+        id. What is not recorded under a parent hands the parent's own context on."""
+        if not self._on or (parent.is_valid and not parent.trace_flags.sampled):
+            return parent, False
+        if parent.is_valid:
+            return context_under(parent), True
+        made = trace_id()
+        sampled = self._sampler.should_sample(None, made, "").decision is Decision.RECORD_AND_SAMPLE
+        return context_of_trace(made, sampled=sampled), sampled
 
 
 def _ratio(sample: float) -> TraceIdRatioBased:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from random import getrandbits
+import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import StatusCode
 
 from pdq.errors import Interrupted, PdqError
 from pdq.messages import KvReport, Sampling, Usage
 from pdq.otlp import Value
 from pdq.telemetry import context
-
-MAX_ATTRIBUTE = 1024
-"""Characters kept of an attribute's value."""
+from pdq.telemetry.record import Record, context_under
 
 MAX_TEXT = 256
 """Characters kept of an error's message."""
@@ -39,11 +35,6 @@ class PhaseLike(Protocol):
     def events(self) -> tuple[tuple[str, int], ...]: ...
 
 
-def own(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    """Names without a dot get the prefix `pdq.`."""
-    return {name if "." in name else f"pdq.{name}": value for name, value in attributes.items()}
-
-
 class Span:
     """One span, never made current. A span that is not sampled takes every call and does nothing.
 
@@ -52,16 +43,16 @@ class Span:
     recorded, as it may quote a prompt; whoever knows a safe message calls `fail`.
     """
 
-    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
-        self._tracer = tracer
-        self._span = span
+    def __init__(self, span: trace.SpanContext, record: Record | None = None) -> None:
+        """record: None where the span is not sampled, or there is no trace at all."""
+        self._context = span
+        self._record = record
         self._failed = False
 
     @property
     def trace_id(self) -> str:
         """32 hex digits; empty when there is no trace at all."""
-        found = self._span.get_span_context()
-        return trace.format_trace_id(found.trace_id) if found.is_valid else ""
+        return trace.format_trace_id(self._context.trace_id) if self._context.is_valid else ""
 
     @property
     def traceparent(self) -> str:
@@ -69,12 +60,12 @@ class Span:
 
     def headers(self) -> dict[str, str]:
         """`traceparent` and `tracestate` for the next message; a trace that is not sampled says so there."""
-        return context.inject(self._span.get_span_context())
+        return context.inject(self._context)
 
     def set(self, **attributes: Value) -> None:
         """Names without a dot are pdq's own: `set(attempt=2)` sets `pdq.attempt`."""
-        if self._span.is_recording():
-            self._span.set_attributes(own(attributes))
+        if self._record is not None:
+            self._record.set(attributes)
 
     def set_sampling(self, sampling: Sampling) -> None:
         self.set(
@@ -100,22 +91,23 @@ class Span:
         self.set(**attributes)
 
     def event(self, name: str, attributes: Mapping[str, Value] | None = None) -> None:
-        if self._span.is_recording():
-            self._span.add_event(name, own(attributes or {}))
+        if self._record is not None:
+            self._record.event(name, time.time_ns(), attributes)
 
     def fail(self, code: str, message: str = "") -> None:
         """Mark as failed, with a stable code and a message that holds nothing of the prompt."""
         self._failed = True
-        if self._span.is_recording():
-            self._span.set_attribute("error.type", code)
-            self._span.set_status(StatusCode.ERROR, message[:MAX_TEXT] or code)
+        if self._record is not None:
+            self._record.set({"error.type": code})
+            self._record.fail(message[:MAX_TEXT] or code)
 
     def end(self, outcome: str = "ok", at_s: float | None = None) -> None:
         """End now, or as of a Unix time; the first call counts. `outcome` becomes `pdq.outcome`, unless the
         span has failed."""
-        if self._span.is_recording():
-            self._span.set_attribute("pdq.outcome", "failed" if self._failed else outcome)
-            self._span.end(None if at_s is None else int(at_s * 1e9))
+        record, self._record = self._record, None
+        if record is not None:
+            record.set({"pdq.outcome": "failed" if self._failed else outcome})
+            record.end(time.time_ns() if at_s is None else int(at_s * 1e9))
 
     def __enter__(self) -> Self:
         return self
@@ -134,16 +126,8 @@ class Span:
 class StageSpan(Span):
     """The span of one job at one stage: `route`, `process prefill` or `process decode`."""
 
-    def __init__(
-        self,
-        tracer: trace.Tracer,
-        span: trace.Span,
-        queue_wait_s: float,
-        ended: Callable[[ReadableSpan], None] | None = None,
-    ) -> None:
-        """ended: takes the children, which are over when they are made. Without it there are none."""
-        super().__init__(tracer, span)
-        self._ended = ended
+    def __init__(self, span: trace.SpanContext, queue_wait_s: float, record: Record | None = None) -> None:
+        super().__init__(span, record)
         self.queue_wait_s = queue_wait_s
         """Seconds from the broker's stored time to the delivery; 0 when either is unknown or clocks differ."""
 
@@ -160,25 +144,9 @@ class StageSpan(Span):
         events: tuple[tuple[str, int], ...] = (),
     ) -> None:
         """A child that is over already. Times are Unix nanoseconds; an end before its start counts as the start."""
-        # Made whole: a span of the SDK that is begun, filled and ended costs several times as much.
-        if self._ended is None or not isinstance(self._span, ReadableSpan) or not self._span.is_recording():
+        if self._record is None:
             return
-        parent = self._span.get_span_context()
-        child = trace.SpanContext(parent.trace_id, getrandbits(64), False, parent.trace_flags, parent.trace_state)
-        self._ended(
-            ReadableSpan(
-                name,
-                child,
-                parent,
-                self._span.resource,
-                {name: _cut(value) for name, value in own(attributes or {}).items()},
-                [Event(event, timestamp=at_ns) for event, at_ns in events],
-                start_time=start_ns,
-                end_time=max(start_ns, end_ns),
-                instrumentation_scope=self._span.instrumentation_scope,
-            )
-        )
-
-
-def _cut(value: Value) -> Value:
-    return value[:MAX_ATTRIBUTE] if isinstance(value, str) else value
+        child = Record(self._record.sink, name, context_under(self._context), self._context, start_ns, attributes or {})
+        for event, at_ns in events:
+            child.event(event, at_ns)
+        child.end(end_ns)
