@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ SIZE_INCHES, DPI = (8.0, 4.5), 110
 BLUE, ORANGE, RED, GREY = "#3465a4", "#d9822b", "#b03030", "#777777"
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>pdq bench</title>
+<title>{title}</title>
 <style>body{{font:16px system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}}
 img{{width:100%;height:auto}}pre{{background:#f5f5f5;padding:1rem;overflow-x:auto}}figcaption{{color:#555}}</style>
-</head><body><h1>pdq bench</h1>
+</head><body><h1>{title}</h1>
 {figures}
 <h2>All figures</h2><pre>{table}</pre></body></html>
 """
@@ -32,6 +32,8 @@ FIGURE = """<figure><img alt="{title}" src="data:image/png;base64,{png}"><figcap
 """
 
 Draw = Callable[["Axes", Sequence[Record], Slos], None]
+Figure = tuple[str, Callable[["Axes"], None]]
+"""A caption, and what draws it."""
 
 
 def check() -> None:
@@ -45,27 +47,37 @@ def check() -> None:
 def write(directory: Path, records: Sequence[Record], summary: Summary, slos: Slos) -> list[Path]:
     """`ttft.png`, `itl.png`, `timeline.png` and `index.html`; returns them. Raises OSError."""
     counted = [record for record in records if not record.warm_up]
+    figures: dict[str, Figure] = {name: (title, _drawn(draw, counted, slos)) for name, (title, draw) in FIGURES.items()}
+    return write_page(directory, "pdq bench", figures, table(summary))
+
+
+def _drawn(draw: Draw, records: Sequence[Record], slos: Slos) -> Callable[[Axes], None]:
+    return lambda axes: draw(axes, records, slos)
+
+
+def write_page(directory: Path, title: str, figures: Mapping[str, Figure], text: str) -> list[Path]:
+    """A PNG of each figure, by name, and `index.html` with all of them and a text; returns them. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
-    made, figures = [], []
-    for name, (title, draw) in FIGURES.items():
-        png = _png(title, draw, counted, slos)
+    made, shown = [], []
+    for name, (caption, draw) in figures.items():
+        png = _png(caption, draw)
         path = directory / f"{name}.png"
         path.write_bytes(png)
         made.append(path)
-        figures.append(FIGURE.format(title=html.escape(title), png=base64.b64encode(png).decode()))
+        shown.append(FIGURE.format(title=html.escape(caption), png=base64.b64encode(png).decode()))
     page = directory / "index.html"
-    page.write_text(PAGE.format(figures="".join(figures), table=html.escape(table(summary))), "utf-8")
+    page.write_text(PAGE.format(title=title, figures="".join(shown), table=html.escape(text)), "utf-8")
     return [*made, page]
 
 
-def _png(title: str, draw: Draw, records: Sequence[Record], slos: Slos) -> bytes:
-    from matplotlib.figure import Figure
+def _png(title: str, draw: Callable[[Axes], None]) -> bytes:
+    from matplotlib import figure as figures
 
-    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+    figure = figures.Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    draw(axes, records, slos)
+    draw(axes)
     out = io.BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()

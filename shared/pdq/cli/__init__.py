@@ -75,7 +75,7 @@ def build() -> typer.Typer:
         setup.version,
     ):
         app.command()(command)
-    app.command(cls=bench.BenchCommand)(bench.bench)
+    app.add_typer(bench.bench_commands, name="bench")
     app.add_typer(operators.dead_commands, name="dead")
     app.add_typer(tenant.tenant_commands, name="tenant")
     app.add_typer(setup.model_commands, name="model")

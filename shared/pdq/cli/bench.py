@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperGroup
 
+from pdq.cli.compare import compare
 from pdq.cli.options import AsJson, NatsUrl
 from pdq.cli.running import reported
+from pdq.errors import Rejected
 
 OBJECTIVE = re.compile(r"[a-z0-9]+:[0-9.]+")
 
 
-class BenchCommand(TyperCommand):
-    """Takes `--goodput ttft:500 tpot:50` as well as the option repeated, as `vllm bench serve` does."""
+class BenchGroup(TyperGroup):
+    """Takes `--goodput ttft:500 tpot:50` as well as the option repeated, as `vllm bench serve` does; so do its
+    commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, repeated(args))
@@ -34,6 +37,7 @@ def repeated(args: list[str]) -> list[str]:
 
 
 def bench(
+    ctx: typer.Context,
     url: Annotated[str, typer.Option(metavar="URL", help="An OpenAI endpoint, with its /v1; default: NATS.")] = "",
     api: Annotated[Literal["completions", "chat"], typer.Option(help="The shape of requests.")] = "completions",
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="Default: the first one served.")] = "",
@@ -103,6 +107,10 @@ def bench(
       pdq bench --generate mooncake --rate 2 --requests 200 --order prefill-first --json
       pdq bench --replay AzureLLMInferenceTrace_code.csv --speed 2 --duration 600 --save code.jsonl --plot plots
     """
+    if ctx.invoked_subcommand is not None:
+        with reported():
+            _check_alone(ctx)
+        return
     with reported(as_json):
         from pdq.cli import benching
 
@@ -133,3 +141,17 @@ def bench(
             save=save,
         )
         raise typer.Exit(benching.run_bench(wanted, nats_url, as_json))
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raise Rejected for options of `pdq bench` itself before one of its commands."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            message = f"options go behind `pdq bench {ctx.invoked_subcommand}`"
+            raise Rejected(message, code="usage", param=name)
+
+
+bench_commands = typer.Typer(cls=BenchGroup, invoke_without_command=True, rich_markup_mode=None)
+bench_commands.callback()(bench)
+bench_commands.command()(compare)

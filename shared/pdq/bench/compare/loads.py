@@ -1,0 +1,84 @@
+"""What is asked of every set-up: three loads, the same requests at the same times for all of them in a round."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from pdq.bench import workload
+from pdq.bench.records import Record
+from pdq.bench.workload import Load, TimedRequest
+
+Name = Literal["chats", "mixed", "short"]
+Kind = Literal["chat", "long"]
+
+CHAT_INPUT, CHAT_OUTPUT = (32, 64), 40
+LONG_INPUT, LONG_OUTPUT = (1000, 1800), 8
+SHORT_INPUT, SHORT_OUTPUT = (32, 64), 96
+"""Tokens: from, to; and of each answer."""
+TITLES: dict[Name, str] = {
+    "chats": "steady short chats alone",
+    "mixed": "the same chats, and long prompts",
+    "short": "many short prompts with longer answers",
+}
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How dense the loads are, and how long each lasts (after its warm-up)."""
+
+    seconds: float
+    warm_up_s: float
+    chat_rate: float
+    """Chats a second, as a Poisson process."""
+    long_every_s: float
+    """A long prompt each so many seconds, evenly."""
+    short_rate: float
+    """Requests a second of the third load, as a Poisson process."""
+
+
+def plan(name: Name, sizes: Sizes, seed: int) -> Load:
+    """The requests of a load, in the order of their times. The chats of `mixed` are those of `chats`."""
+    if name == "short":
+        found = list(_poisson(sizes, sizes.short_rate, SHORT_INPUT, SHORT_OUTPUT, Random(f"{seed} short")))
+    else:
+        found = list(_poisson(sizes, sizes.chat_rate, CHAT_INPUT, CHAT_OUTPUT, Random(f"{seed} chats")))
+        if name == "mixed":
+            found += _longs(sizes, Random(f"{seed} longs"))
+    return workload.checked(sorted(found, key=lambda request: request.at_s), sizes.warm_up_s)
+
+
+def warm_up() -> Load:
+    """A long prompt and two chats for each engine of a pair, before anything is measured."""
+    tokens = [(LONG_INPUT[1], 2)] * 2 + [(CHAT_INPUT[1], CHAT_OUTPUT // 2)] * 4
+    return [TimedRequest(at_s=0.0, input_tokens=num, output_tokens=out) for num, out in tokens]
+
+
+def kind(record: Record) -> Kind:
+    """What a request of a load is."""
+    return "long" if record.planned_input_tokens >= LONG_INPUT[0] else "chat"
+
+
+def prefill_share(load: Load) -> float:
+    """Prompt tokens for each token of an answer."""
+    return sum(request.input_tokens for request in load) / max(1, sum(request.output_tokens for request in load))
+
+
+def _poisson(sizes: Sizes, rate: float, tokens: tuple[int, int], output: int, random: Random) -> Iterator[TimedRequest]:
+    for at_s in workload.poisson(rate, random):
+        if at_s >= sizes.warm_up_s + sizes.seconds:
+            return
+        yield TimedRequest(at_s=at_s, input_tokens=random.randint(*tokens), output_tokens=output)
+
+
+def _longs(sizes: Sizes, random: Random) -> Iterator[TimedRequest]:
+    """The first comes half a gap after the warm-up."""
+    for number in itertools.count():
+        after_s = (number + 0.5) * sizes.long_every_s
+        if after_s >= sizes.seconds:
+            return
+        tokens = random.randint(*LONG_INPUT)
+        yield TimedRequest(at_s=sizes.warm_up_s + after_s, input_tokens=tokens, output_tokens=LONG_OUTPUT)

@@ -1,0 +1,177 @@
+"""What runs for a set-up: started, and ended again in any case, in a directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pdq.bench.compare.hardware import Hardware, Place
+from pdq.bench.compare.plain import Servers, budget
+from pdq.bench.compare.setups import Setup
+from pdq.settings import ModelSpec
+from pdq.up import caches
+from pdq.up import model as models
+from pdq.up import record as records
+from pdq.up.caches import KvMode
+from pdq.up.layout import Layout
+from pdq.up.machine import HOST
+from pdq.up.model import EngineKind
+from pdq.up.plan import Options, Plan
+from pdq.up.process import GUARD_PATIENCE_S, Guard, Spec
+from pdq.up.record import Record
+from pdq.up.supervisor import Recorder, Supervisor, unready
+
+KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
+GPU_SHARE = "0.85"
+"""An engine has its GPUs for itself."""
+
+
+class Running(NamedTuple):
+    """What can be asked: OpenAI endpoints with their /v1, and pdq's broker where there is one."""
+
+    urls: tuple[str, ...]
+    nats_url: str = ""
+
+
+class Common(NamedTuple):
+    """What is the same for all set-ups."""
+
+    model: ModelSpec
+    engine: EngineKind
+    hardware: Hardware
+    environ: Mapping[str, str]
+    start_timeout_s: float
+
+
+Show = Callable[[str], None]
+
+
+@contextlib.asynccontextmanager
+async def running(setup: Setup, options: Common, layout: Layout, show: Show) -> AsyncIterator[Running]:
+    """The processes of a set-up for the length of a `with`. `show`: told what is not ready yet.
+
+    Raises StackFailed, Misconfigured or Unavailable; nothing is left running then either.
+    """
+    layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with records.claim(layout, wait_s=3 * GUARD_PATIENCE_S) as lock:
+        layout.prepare()
+        models.write(options.model, layout.models)
+        record = Record(pid=os.getpid(), started=0.0, engine=options.engine, directory=str(layout.root))
+        recorder = Recorder(layout, record, lambda seen: show(_waited_for(seen)))
+        guard = Guard(lock)
+        supervisor = Supervisor(layout, recorder, guard)
+        try:
+            yield await _started(setup, options, layout, supervisor, recorder)
+        finally:
+            await _stop(supervisor, guard)
+
+
+def _waited_for(record: Record) -> str:
+    return ", ".join(process.name for process in record.processes if process.state in ("waiting", "starting"))
+
+
+async def _started(
+    setup: Setup, options: Common, layout: Layout, supervisor: Supervisor, recorder: Recorder
+) -> Running:
+    pdq = setup.topology in KV
+    start = _Pdq(setup, options, layout, supervisor).start if pdq else _Plain(setup, options, layout, supervisor).start
+    try:
+        async with asyncio.timeout(options.start_timeout_s):
+            return await start()
+    except TimeoutError:
+        raise unready(recorder.record, options.start_timeout_s) from None
+
+
+async def _stop(supervisor: Supervisor, guard: Guard) -> None:
+    """Cancelled meanwhile, everything is ended at once."""
+    try:
+        await supervisor.stop()
+    except asyncio.CancelledError:
+        supervisor.kill()
+        raise
+    finally:
+        await asyncio.to_thread(guard.close)
+
+
+class _Plain:
+    """vLLM's own servers."""
+
+    def __init__(self, setup: Setup, options: Common, layout: Layout, supervisor: Supervisor) -> None:
+        self._setup = setup
+        self._hardware = options.hardware
+        self._layout = layout
+        self._supervisor = supervisor
+        self._servers = Servers(options.model, options.environ, options.start_timeout_s)
+
+    async def start(self) -> Running:
+        specs = self._specs()
+        self._supervisor.expect(*(spec.name for spec in specs))
+        await self._supervisor.start(specs)
+        return Running(tuple(f"http://{HOST}:{spec.ports['api']}/v1" for spec in specs))
+
+    def _specs(self) -> list[Spec]:
+        first, second, both = self._hardware.first, self._hardware.second, self._hardware.both
+        match self._setup.topology:
+            case "plain":
+                return [self._servers.one("vllm", both, *budget(self._setup.budget))]
+            case "replicas":
+                return [self._servers.one("vllm-1", first), self._servers.one("vllm-2", second)]
+            case _:
+                return self._pair(first, second)
+
+    def _pair(self, first: Place, second: Place) -> list[Spec]:
+        directory = self._layout.root / "files"
+        directory.mkdir(exist_ok=True)
+        return [
+            self._servers.handing_over("vllm-prefill", first, "kv_producer", directory),
+            self._servers.handing_over("vllm-decode", second, "kv_consumer", directory),
+        ]
+
+
+class _Pdq:
+    """A stack as `pdq up` has it, its workers placed."""
+
+    def __init__(self, setup: Setup, options: Common, layout: Layout, supervisor: Supervisor) -> None:
+        self._setup = setup
+        self._options = options
+        self._supervisor = supervisor
+        self._kv = KV[setup.topology]
+        self._plan = Plan(Options(layout, options.environ, options.engine, kv=self._kv), options.model)
+        self._layout = layout
+
+    async def start(self) -> Running:
+        vllm = self._options.engine == "vllm"
+        tiers = caches.names(self._kv) if vllm else ()
+        self._supervisor.expect("nats", *tiers, "router", "gateway", *self._worker_names())
+        await self._supervisor.start(self._plan.brokers())
+        await self._plan.init()
+        if vllm:
+            await self._supervisor.start(*self._plan.caches())
+        else:
+            self._layout.sim_kv.mkdir(exist_ok=True)
+        gateway = self._plan.gateway()
+        await self._supervisor.start([self._plan.router(), gateway], self._workers())
+        return Running((f"http://{HOST}:{gateway.ports['api']}/v1",), self._plan.nats_url)
+
+    def _worker_names(self) -> tuple[str, str]:
+        return ("decode-1", "decode-2") if self._setup.topology == "decoders" else ("prefill", "decode")
+
+    def _workers(self) -> list[Spec]:
+        places = (self._options.hardware.first, self._options.hardware.second)
+        found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
+        return [_placed(spec, name, place) for spec, name, place in found]
+
+
+def _placed(spec: Spec, name: str, place: Place) -> Spec:
+    """A worker of `pdq up` under another name, which may be of another stage; on GPUs of its own where it has some."""
+    stage = name.partition("-")[0]
+    gpu = {"PDQ_ENGINE_GPU_MEMORY_UTILIZATION": GPU_SHARE} if place.devices else {}
+    environ = dict(spec.environment) | place.environment | gpu
+    return spec._replace(name=name, command=_of_stage(spec.command, stage), environment=environ)
+
+
+def _of_stage(command: Sequence[str], stage: str) -> tuple[str, ...]:
+    return tuple(f"pdq_{stage}" if part in ("pdq_prefill", "pdq_decode") else part for part in command)

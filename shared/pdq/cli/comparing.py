@@ -1,0 +1,153 @@
+"""What `pdq bench compare` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pdq import settings
+from pdq.bench import metrics, plots
+from pdq.bench.compare import hardware, loads, setups
+from pdq.bench.compare import plots as pictures
+from pdq.bench.compare.loads import Kind, Sizes
+from pdq.bench.compare.report import Report, report
+from pdq.bench.compare.rows import Run
+from pdq.bench.compare.run import Comparison, Plan
+from pdq.bench.compare.topologies import Common
+from pdq.bench.records import Record
+from pdq.cli import exits, output
+from pdq.cli.compare_progress import shown
+from pdq.cli.running import Stopped, run
+from pdq.errors import Misconfigured, Rejected
+from pdq.up import model as models
+from pdq.up.model import EngineKind
+
+GATEWAY_PORT = settings.variable(settings.GatewaySettings, "port")
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison, as the command line describes it. "" and None: not said."""
+
+    setups: str
+    budgets: str
+    rounds: int
+    seconds: float
+    warm_up_s: float
+    chat_rate: float
+    long_every_s: float
+    short_rate: float
+    seed: int
+    goodput: tuple[str, ...]
+    model: str
+    engine: EngineKind
+    timeout_s: float
+    start_timeout_s: float
+    logs: Path | None
+    plot: Path | None
+    save: Path | None
+
+    def plan(self) -> Plan:
+        """Raises Rejected."""
+        names = self.setups or ",".join(setups.SIM if self.engine == "sim" else setups.LETTERS)
+        found = setups.wanted(names, self.budgets)
+        if self.engine == "sim" and (real := [each.name for each in found if each.name not in setups.SIM]):
+            raise Rejected(f"set-up {real[0]!r} needs vLLM: leave --engine sim out", code="usage", param="setups")
+        sizes = Sizes(
+            seconds=self.seconds,
+            warm_up_s=self.warm_up_s,
+            chat_rate=self.chat_rate,
+            long_every_s=self.long_every_s,
+            short_rate=self.short_rate,
+        )
+        plan = Plan(setups=tuple(found), rounds=self.rounds, sizes=sizes, seed=self.seed, timeout_s=self.timeout_s)
+        for load in loads.TITLES:
+            for number in range(plan.rounds):
+                plan.load(load, number)
+        return plan
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `--save`."""
+
+    setup: str
+    load: str
+    round: int
+    kind: Kind
+    record: Record
+
+
+def run_compare(wanted: Wanted, as_json: bool, environ: Mapping[str, str] = os.environ) -> int:
+    """Run it, report, and return the exit code. Raises PdqError, OSError and OutputClosed."""
+    settings.check_environment(environ)
+    plan, slos = wanted.plan(), metrics.slos(wanted.goodput)
+    if wanted.plot is not None:
+        plots.check()
+    common = _common(wanted, environ)
+    code, before = exits.OK, os.getloadavg()[0]
+    with _directory(wanted.logs) as directory, shown(plan.num_requests) as progress:
+        comparison = Comparison(plan, common, directory, progress)
+        try:
+            run(comparison.run)
+        except Stopped as exc:
+            code = 128 + exc.number
+    if code:
+        output.note("stopped: this is what was measured so far")
+    told = report(plan, comparison.found, slos, _machine(common, before))
+    _report(wanted, told, comparison.found, as_json)
+    return code or (exits.OK if any(row.counts for row in told.rows) else exits.FAILED)
+
+
+def _common(wanted: Wanted, environ: Mapping[str, str]) -> Common:
+    """Raises Misconfigured. No signal is handled yet: Ctrl-C ends a download at once."""
+    file = models.default_models_file(settings.models_path(environ))
+    spec = models.resolve(wanted.model, wanted.engine, file, settings.home(environ), output.note)
+    longest = loads.LONG_INPUT[1] + loads.LONG_OUTPUT
+    if spec.max_model_len < longest:
+        raise Misconfigured(f"model {spec.slug} takes {spec.max_model_len} tokens; long prompts have up to {longest}")
+    places = hardware.find(environ) if wanted.engine == "vllm" else hardware.ANYWHERE
+    return Common(spec, wanted.engine, places, {**environ, GATEWAY_PORT: "0"}, wanted.start_timeout_s)
+
+
+@contextlib.contextmanager
+def _directory(logs: Path | None) -> Iterator[Path]:
+    if logs is not None:
+        logs.mkdir(parents=True, exist_ok=True)
+        yield logs.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="pdq-compare-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def _machine(common: Common, load_before: float) -> dict[str, Any]:
+    return {
+        "model": f"{common.model.id} {common.model.dtype}",
+        "engine": common.engine,
+        "first": str(common.hardware.first),
+        "second": str(common.hardware.second),
+        "load average before": round(load_before, 2),
+    }
+
+
+def _report(wanted: Wanted, told: Report, runs: list[Run], as_json: bool) -> None:
+    if as_json:
+        output.json(msgspec.to_builtins(told))
+    else:
+        output.line("\n".join(told.lines()))
+    if wanted.save is not None:
+        _save(wanted.save, runs)
+    if wanted.plot is not None:
+        pictures.write(wanted.plot, told, runs)
+
+
+def _save(path: Path, runs: list[Run]) -> None:
+    with open(path, "wb") as out:
+        for each in runs:
+            for record in sorted(each.records, key=lambda record: record.planned_s):
+                line = Saved(setup=each.setup, load=each.load, round=each.round, kind=loads.kind(record), record=record)
+                out.write(msgspec.json.encode(line) + b"\n")
