@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from pdq.errors import Unavailable
@@ -77,3 +78,31 @@ async def test_old_answers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(100):
         await fresh.get(f"worker {number}")
     assert len(fresh._asked) <= 2
+
+
+async def test_what_takes_long_to_read_is_read_more_rarely_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    source = Source()
+    fresh = Fresh(source.read, most_s=3.0)
+
+    async def read_for(seconds: float) -> None:
+        nonlocal now
+        source.go.clear()
+        waiting = asyncio.create_task(fresh.get("a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        now += seconds
+        source.go.set()
+        await waiting
+
+    for took_s, good_s in ((0.001, 1.0), (0.04, 2.0), (0.5, 3.0)):
+        now += 10
+        before, began = len(source.asked), now
+        await read_for(took_s)
+        now = began + good_s - 0.01
+        await fresh.get("a")
+        assert len(source.asked) == before + 1, took_s
+        now = began + good_s + 0.01
+        await fresh.get("a")
+        assert len(source.asked) == before + 2, took_s

@@ -14,6 +14,10 @@ from pdq.errors import UNREADABLE
 from pdq.messages import StageName, WorkerBeat, decode_json
 
 FRESH_S = 1.0
+BEATS_S = 3.0
+"""All beats of many workers are good for so long at most: each comes but once in about that time."""
+RARELY = 50
+"""What takes long to read is good for so many times as long."""
 PAGE, FEW = 500, 16
 
 Beats = tuple[WorkerBeat, ...]
@@ -22,27 +26,41 @@ T = TypeVar("T")
 
 
 class Fresh(Generic[K, T]):
-    """Answers that are good for `FRESH_S`. Whoever asks meanwhile gets the same one, or the same failure: a broker
-    that does not answer must not be waited for by one after the other."""
+    """Answers that are good for `FRESH_S`, and for up to `most_s` where reading takes long. Whoever asks meanwhile gets
+    the same one, or the same failure: a broker that does not answer must not be waited for by one after the other."""
 
-    def __init__(self, read: Callable[[K], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, read: Callable[[K], Coroutine[Any, Any, T]], most_s: float = 0.0) -> None:
         self._read = read
-        self._asked: dict[K, tuple[float, asyncio.Task[T]]] = {}
+        self._most_s = most_s
+        self._asked: dict[K, _Asked[T]] = {}
 
     async def get(self, key: K) -> T:
         """Raises what `read` raises."""
-        at, task = self._asked.get(key, (0.0, None))
-        if task is None or _over(at, task):
-            self._asked = {key: asked for key, asked in self._asked.items() if not _over(*asked)}
-            task = asyncio.create_task(self._read(key))
-            # Looked at here, should everyone who waits for it be gone by then.
-            task.add_done_callback(_failed)
-            self._asked[key] = (time.monotonic(), task)
-        return await asyncio.shield(task)
+        asked = self._asked.get(key)
+        if asked is None or asked.over:
+            self._asked = {key: asked for key, asked in self._asked.items() if not asked.over}
+            asked = self._asked[key] = _Asked(asyncio.create_task(self._read(key)), self._most_s)
+        return await asyncio.shield(asked.task)
 
 
-def _over(at: float, task: asyncio.Task[Any]) -> bool:
-    return task.done() and (_failed(task) or time.monotonic() - at >= FRESH_S)
+class _Asked(Generic[T]):
+    """One answer, or the question under way."""
+
+    def __init__(self, task: asyncio.Task[T], most_s: float) -> None:
+        self.task = task
+        self._at = time.monotonic()
+        self._took_s = 0.0
+        self._most_s = most_s
+        task.add_done_callback(self._answered)
+
+    @property
+    def over(self) -> bool:
+        good_s = max(FRESH_S, min(self._most_s, RARELY * self._took_s))
+        return self.task.done() and (_failed(self.task) or time.monotonic() - self._at >= good_s)
+
+    def _answered(self, task: asyncio.Task[T]) -> None:
+        self._took_s = time.monotonic() - self._at
+        _failed(task)  # looked at here, should everyone who waits for it be gone by then
 
 
 def _failed(task: asyncio.Task[Any]) -> bool:
@@ -53,12 +71,12 @@ class Fleet:
     """The live workers. Asked as often as wanted; it asks the broker the same at most once a second.
 
     Who asks for every request asks for no more than it needs: to read all beats takes the longer, the more workers
-    there are.
+    there are, and they are read the more rarely.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._beats = Fresh(self._read)
+        self._beats = Fresh(self._read, BEATS_S)
         self._beat = Fresh(self._read_one)
         self._anyone = Fresh(self._look_for)
 
