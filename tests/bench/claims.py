@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pdq.bench.compare import report as compare
+
 from tests.bench import kv_report, report, scale_report, tokens
 from tests.bench.stats import percentile, spread
 
 LATENCY, CPU, TOKENS = 2.0, 1.5, 30_000
+RATIOS = {
+    "chats' p99 ITL, mixed: (a) default by (d)": (3.0, True),
+    "chats' p99 ITL, mixed: (a) best budget by (d)": (0.0, True),
+    "chats' p99 ITL of (d): mixed by chats alone": (1.3, False),
+}
+"""Of `pdq bench compare`: the bound, 0 where there is none, and whether it is the least."""
 
 
 class Claim(NamedTuple):
@@ -76,9 +84,21 @@ def _kv(found: kv_report.Report | None) -> Iterator[Claim]:
         yield Claim(f"{what}, {result.mode}, by prompt tokens", wanted, told, True)
 
 
+def _compare(found: compare.Report | None) -> Iterator[Claim]:
+    values = {each.name: each.value for each in found.ratios} if found else {}
+    for name, (bound, least) in RATIOS.items():
+        wanted = f"at {'least' if least else 'most'} {bound:g}" if bound else "told"
+        if name not in values:
+            yield Claim(name, wanted, None, None)
+        else:
+            met = values[name] >= bound if least else values[name] <= bound
+            yield Claim(name, wanted, f"{values[name]:.2f}", met)
+
+
 MADE: dict[str, Callable[[Any], Iterator[Claim]]] = {
     "control": _control,
     "scale": _scale,
     "tokens": _tokens,
     "kv": _kv,
+    "compare": _compare,
 }

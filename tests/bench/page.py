@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pdq.bench import metrics
 
 from tests.bench import claims, result
 from tests.bench.result import DIRECTORY, ROOT, Machine, Result
@@ -54,7 +55,7 @@ def render(runs: Runs) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(figure=figure, told=told, percent=percent)
+    environment.filters.update(figure=figure, told=told, percent=percent, two=two)
     environment.globals.update(spread=spread, percentile=percentile)
 
     def section(name: str) -> str:
@@ -88,6 +89,11 @@ def figure(value: float) -> str:
 def told(value: Spread | None) -> str:
     """A median, with the least and the most."""
     return "-" if value is None else f"{figure(value.median)} ({figure(value.min)} … {figure(value.max)})"
+
+
+def two(found: metrics.Spread) -> str:
+    """The median and the 99th percentile."""
+    return f"{figure(found.p50)} / {figure(found.p99)}" if found.count else "-"
 
 
 def percent(share: float) -> str:

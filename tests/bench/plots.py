@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pdq.bench import metrics
+from pdq.bench.compare import loads
+from pdq.bench.compare import report as compare
+from pdq.bench.compare.rows import Row
 
 from tests.bench import kv_report, page, report, scale_report
 from tests.bench.stats import percentile
 
 SIZE_INCHES = (8.0, 4.0)
-COLOURS = ("#3465a4", "#d9822b", "#4e9a06", "#75507b", "#777777")
-BLUE, GREY = COLOURS[0], COLOURS[-1]
+COLOURS = ("#3465a4", "#d9822b", "#4e9a06", "#75507b", "#c4a000", "#cc0000")
+GREY = "#777777"
 
 
 class Plot(NamedTuple):
@@ -94,7 +98,7 @@ def _scale_rate(axes: Axes, found: scale_report.Report) -> None:
 def _beside(axes: Axes, names: Sequence[str], sides: Mapping[str, Sequence[float]]) -> None:
     """Groups of bars, one of each side."""
     width = 0.8 / len(sides)
-    for place, ((side, heights), colour) in enumerate(zip(sides.items(), COLOURS[::-1], strict=False)):
+    for place, ((side, heights), colour) in enumerate(zip(sides.items(), (GREY, *COLOURS), strict=False)):
         at = [number + (place - (len(sides) - 1) / 2) * width for number in range(len(names))]
         axes.bar(at, list(heights), width=width, label=side, color=colour)
     axes.set_xticks(range(len(names)), list(names))
@@ -112,9 +116,32 @@ def _kv(axes: Axes, found: kv_report.Report) -> None:
     axes.legend(fontsize="small")
 
 
+def _compare(axes: Axes, found: compare.Report, of: Callable[[Row], metrics.Spread]) -> None:
+    """The 99th percentile of each set-up, by load. More budgets of (a) were measured under one load alone."""
+    names = [name for name in loads.TITLES if any(row.load == name for row in found.rows)]
+    heights = {(row.setup, row.load): of(row).p99 for row in found.rows if row.counts}
+    setups = dict.fromkeys(row.setup for row in found.rows if row.counts and "-" not in row.setup)
+    sides = {
+        f"({setup}) {found.setups[setup]}": [heights.get((setup, name), 0.0) for name in names] for setup in setups
+    }
+    _beside(axes, names, sides)
+    axes.set_ylabel("ms")
+    axes.set_yscale("log")
+
+
 PLOTS = {
     "control": Plot("control", "CPU per request, by process", _control),
     "scale_cpu": Plot("scale", "CPU per request, by process and number of workers", _scale_cpu),
     "scale_rate": Plot("scale", "Requests a second that are sustained", _scale_rate),
+    "compare_itl": Plot(
+        "compare",
+        "p99 gap between tokens of short chats",
+        lambda axes, found: _compare(axes, found, lambda row: row.itl_ms),
+    ),
+    "compare_ttft": Plot(
+        "compare",
+        "p99 time to the first token of short chats",
+        lambda axes, found: _compare(axes, found, lambda row: row.ttft_ms),
+    ),
     "kv": Plot("kv", "The handoff's share of the time to the first token", _kv),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from pdq.bench.compare import report as compare
+
 from tests.bench import cold_start, kv_report, report, scale_report, streams, tokens
 
 MINUTE = 60.0
@@ -39,6 +41,6 @@ SECTIONS = {
         ),
         Section("up", "From `pdq up` to ready", "tests.bench.up --json", Any, 60 * MINUTE),
         Section("replay", "Traces, replayed", "tests.bench.replay --json", Any, 150 * MINUTE, replays=True),
-        Section("compare", "Does it pay?", "pdq bench compare --json", Any, 180 * MINUTE),
+        Section("compare", "Does it pay?", "pdq bench compare --json", compare.Report, 180 * MINUTE),
     )
 }
