@@ -21,6 +21,7 @@ import psutil
 from pdq.client import Client, new_request_id
 from pdq.settings import ModelSpec
 
+from tests.bench import output
 from tests.bench.stats import spread
 from tests.e2e.conftest import KvServer, default_model, real_stack
 from tests.stack import Stack, chat
@@ -64,10 +65,7 @@ def main() -> int:
         load_after=os.getloadavg()[0],
         starts=starts,
     )
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 0
 
 
@@ -80,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--role", choices=ROLES, default="prefill")
     parser.add_argument("--tier", choices=("cold", "warm"), default="cold", help="of the LMCache server (cold)")
     parser.add_argument("--repeats", type=int, default=3, help="(3)")
-    parser.add_argument("--json", action="store_true")
+    output.add_json(parser)
     return parser.parse_args()
 
 

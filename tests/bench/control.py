@@ -13,17 +13,15 @@ import logging
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import psutil
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.bench import engine
+from tests.bench import engine, output
+from tests.bench.cpu import cpu_s
 from tests.bench.paths import Branch, FloorPath, Pdq, Timing, make_floor_streams
 from tests.bench.report import Concurrency, Report, Round, summarise
 from tests.bench.shape import Shape, observed
@@ -31,8 +29,6 @@ from tests.bench.shape import Shape, observed
 WARM_UP = 20
 """Requests of each path before anything is measured."""
 QUIET_LOAD = 1.0
-CPUCLOCK_SCHED = 2
-"""Linux's clock of a process's CPU time, as part of a clock id (clock_getcpuclockid)."""
 
 Tick = Callable[[str, int], None]
 """Told what is being done, and how many requests were done since."""
@@ -59,10 +55,7 @@ def main() -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             report = runner.run(run(options, Path(directory), tick))
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 0
 
 
@@ -76,7 +69,7 @@ def _options() -> argparse.Namespace:
         "--at-once", type=int, nargs="+", default=[1, 16], help="concurrencies: requests at one time (1 16)"
     )
     parser.add_argument("--trace-sample", type=float, default=1.0, help="share of traces recorded (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
+    output.add_json(parser)
     options = parser.parse_args()
     if min(options.requests, options.rounds, *options.at_once) < 1:
         parser.error("--requests, --rounds and --at-once must be at least 1")
@@ -88,10 +81,10 @@ async def run(options: argparse.Namespace, directory: Path, tick: Tick) -> Repor
     load = os.getloadavg()[0]
     async with Pdq(directory, options.trace_sample) as pdq:
         engine_ms = await engine.cpu_ms(directory, options.requests)
-        shape = await _learn(pdq)
+        shape = await learn(pdq)
         await make_floor_streams(pdq.bus, pdq.stack.limits.of_streams())
         async with FloorPath(pdq.stack.broker.url, shape) as floor:
-            await _many(floor, WARM_UP, 1)
+            await many(floor, WARM_UP, 1)
             bench = Bench(floor, pdq, options.requests, options.rounds, sum(engine_ms.values()), tick)
             results = [await bench.compare(at_once) for at_once in options.at_once]
     return Report(
@@ -106,10 +99,10 @@ async def run(options: argparse.Namespace, directory: Path, tick: Tick) -> Repor
     )
 
 
-async def _learn(pdq: Pdq) -> Shape:
+async def learn(pdq: Pdq) -> Shape:
     """What a request of pdq's puts on the wire."""
     async with observed(pdq.bus) as observer:
-        await _many(pdq, WARM_UP, 1)
+        await many(pdq, WARM_UP, 1)
     return observer.typical()
 
 
@@ -137,19 +130,19 @@ class Bench:
 
     async def _round(self, path: Branch, at_once: int) -> Round:
         pids = {**path.pids, "nats-server": self._broker_pid, "client": os.getpid()}
-        before = {name: _cpu_s(pid) for name, pid in pids.items()}
-        timings = await _many(path, self._requests, at_once)
+        before = {name: cpu_s(pid) for name, pid in pids.items()}
+        timings = await many(path, self._requests, at_once)
         # What follows an end (its acknowledgement, its timer) belongs to the request.
         await asyncio.sleep(0.05)
         return Round(
             first_s=[timing.first_s for timing in timings],
             end_s=[timing.end_s for timing in timings],
             batches=sum(timing.batches for timing in timings),
-            cpu_s={name: _cpu_s(pid) - before[name] for name, pid in pids.items()},
+            cpu_s={name: cpu_s(pid) - before[name] for name, pid in pids.items()},
         )
 
 
-async def _many(path: Branch, requests: int, at_once: int) -> list[Timing]:
+async def many(path: Branch, requests: int, at_once: int) -> list[Timing]:
     """That many requests, a number of them at a time."""
     left = iter(range(requests))
 
@@ -159,15 +152,6 @@ async def _many(path: Branch, requests: int, at_once: int) -> list[Timing]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask()) for _ in range(at_once)]
     return [timing for task in tasks for timing in task.result()]
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU seconds that a process has spent, in user and system."""
-    if sys.platform == "linux":
-        # The process's own CPU clock, in nanoseconds; psutil's figures have steps of 10 ms.
-        return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
-    spent = psutil.Process(pid).cpu_times()
-    return float(spent.user + spent.system)
 
 
 if __name__ == "__main__":

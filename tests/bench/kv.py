@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-import msgspec
 from pdq.settings import ModelSpec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.bench import handoff, hops
+from tests.bench import handoff, hops, output
 from tests.bench.kv_report import ModeResult, Report
 from tests.e2e.conftest import default_model
 
@@ -44,10 +43,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 0
 
 
@@ -60,7 +56,7 @@ def _options() -> argparse.Namespace:
         "--tokens", type=_numbers, default=[64, 256, 512, 1000, 1800], help="prompt lengths (64,256,512,1000,1800)"
     )
     parser.add_argument("--repeats", type=int, default=5, help="of each prompt length (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="all times as JSON on stdout")
+    output.add_json(parser)
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")

@@ -18,12 +18,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import uvloop
 from pdq.settings import LimitSettings
 
-from tests.bench import engine, scale_report
-from tests.bench.control import WARM_UP, _learn, _many
+from tests.bench import engine, output, scale_report
+from tests.bench.control import WARM_UP, learn, many
 from tests.bench.cpu import Meter, limit
 from tests.bench.load import Answer, offer
 from tests.bench.paths import Branch, FloorPath, Pdq, make_floor_streams
@@ -58,7 +57,7 @@ class Scale:
     async def at(self, workers: int) -> Size:
         print(f"{workers} workers", file=sys.stderr)
         await self._herds.grow(workers)
-        await _many(self._pdq, WARM_UP, 4)
+        await many(self._pdq, WARM_UP, 4)
         await asyncio.sleep(SETTLE_S)
         rounds: dict[str, list[Round]] = {name: [] for name in PATHS}
         idle: list[Spent] = []
@@ -87,7 +86,7 @@ class Scale:
     async def _idle(self) -> Spent:
         meter = self._meter("pdq")
         await asyncio.sleep(self._options.seconds)
-        return {name: sum(each) for name, each in meter.spent().items()}
+        return {name: sum(each) for name, each in meter.usage().spent.items()}
 
     async def _round(self, name: str, idle: Spent) -> Round:
         """idle: what is spent in as much time without a load. The floor's own processes have nothing to do then."""
@@ -95,7 +94,7 @@ class Scale:
         offered = await offer(self._paths[name], self._options.rate, self._options.seconds)
         assert not offered.failed, offered.failed[0]
         await asyncio.sleep(BREATH_S)
-        spent = {group: sum(each) for group, each in meter.spent().items()}
+        spent = {group: sum(each) for group, each in meter.usage().spent.items()}
         longer = (offered.took_s + BREATH_S) / self._options.seconds
         shared = idle if name == "pdq" else {group: idle[group] for group in ("nats-server", "client")}
         return Round(offered.answers, {group: each - shared.get(group, 0.0) * longer for group, each in spent.items()})
@@ -108,7 +107,7 @@ class Scale:
     async def _trial(self, name: str, rate: float) -> Trial:
         meter, seconds = self._meter(name), self._options.trial_seconds
         offered = await offer(self._paths[name], rate, seconds)
-        spent, alone_s = meter.spent(), self._alone[name].end_s
+        usage, alone_s = meter.usage(), self._alone[name].end_s
         added = percentile([answer.end_s for answer in offered.answers] or [BOUND_S * 2], 0.99) - alone_s
         found = Trial(
             rate,
@@ -116,8 +115,8 @@ class Scale:
             len(offered.answers) / max(seconds, offered.took_s - alone_s),
             added * 1e3,
             len(offered.failed),
-            {group: sum(each) / offered.took_s for group, each in spent.items()},
-            limit(spent, offered.took_s, _cores()),
+            usage.cores,
+            limit(usage, _cores()),
         )
         print(f"  {name} at {rate:.0f}/s: {found.added_p99_ms:.0f} ms added (p99); {found.limit}", file=sys.stderr)
         await asyncio.sleep(BREATH_S)
@@ -136,10 +135,10 @@ async def run(options: argparse.Namespace, directory: Path) -> Report:
         try:
             alone = Answer(*await engine.alone(directory, options.profile, ALONE_REPEATS))
             await herds.grow(min(options.workers))
-            shape = await _learn(pdq)
+            shape = await learn(pdq)
             await make_floor_streams(pdq.bus, LimitSettings().of_streams())
             async with FloorPath(pdq.stack.broker.url, shape) as floor:
-                await _many(floor, WARM_UP, 1)
+                await many(floor, WARM_UP, 1)
                 scale = Scale(pdq, floor, herds, options, alone)
                 sizes = [await scale.at(workers) for workers in options.workers]
         finally:
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--profile", default="llama3-8b-h100", help="how long the engine takes (%(default)s)")
     parser.add_argument("--trace-sample", type=float, default=1.0, help="share of traces recorded (%(default)g)")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
+    output.add_json(parser)
     options = parser.parse_args(arguments)
     if min(options.rate, options.seconds, options.rounds) <= 0 or min(options.workers) < 2:
         parser.error("--rate, --seconds and --rounds must be above 0, --workers at least 2")
@@ -186,10 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         report = runner.run(run(options, Path(directory)))
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 0
 
 

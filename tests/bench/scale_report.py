@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from tests.bench.load import Answer
+from tests.bench.output import listed
 from tests.bench.saturation import Saturation
 from tests.bench.stats import Spread, percentile, spread
 
@@ -83,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"spans of {self.trace_sample:.0%} of the traces",
         ]
         for size in self.sizes:
-            lines += ["", f"{size.workers} workers; idle: {_groups(size.idle_cores, 'cores')}"]
+            lines += ["", f"{size.workers} workers; idle: {listed(size.idle_cores, 'cores')}"]
             lines += [_line("floor", size.floor), _line("pdq", size.pdq)]
             lines += [
                 self._sustained(name, saturation)
@@ -126,9 +127,5 @@ def _line(name: str, found: Figures) -> str:
     return (
         f"  {name:<6}added to the first token {found.added_first_p50:.1f} / {found.added_first_p99:.1f}, "
         f"to the end {found.added_end_p50:.1f} / {found.added_end_p99:.1f} ms (p50 / p99); CPU a request "
-        f"{total.median:.2f} ms ({total.min:.2f} … {total.max:.2f}): {_groups(found.cpu_ms, 'ms')}"
+        f"{total.median:.2f} ms ({total.min:.2f} … {total.max:.2f}): {listed(found.cpu_ms, 'ms')}"
     )
-
-
-def _groups(groups: Mapping[str, float], unit: str) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in groups.items()) + f" {unit}"

@@ -24,6 +24,8 @@ from typing import Self
 import msgspec
 import psutil
 
+from tests.bench import output
+from tests.bench.cpu import cpu_s
 from tests.bench.listen import Seen, Settings
 from tests.bench.stats import percentile
 from tests.stack import Stack
@@ -139,9 +141,9 @@ async def _measure(
         Listener("sse", settings) as reader,
     ):
         await asyncio.sleep(SETTLE_S)
-        cpu, began = _cpu_s(gateway), time.monotonic()
+        cpu, began = cpu_s(gateway.pid), time.monotonic()
         await asyncio.sleep(options.seconds)
-        cpu, ended = _cpu_s(gateway) - cpu, time.monotonic()
+        cpu, ended = cpu_s(gateway.pid) - cpu, time.monotonic()
         full = gateway.memory_info().rss
         # The bare one first: whatever it saw, the streams had time to bring.
         alone, streamed = await bare.seen(), await reader.seen()
@@ -169,28 +171,20 @@ def _body(max_tokens: int) -> str:
     return json.dumps({**fields, "temperature": 0})
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    used = process.cpu_times()
-    return float(used.user + used.system)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.streams", description=__doc__)
     parser.add_argument("--streams", type=int, default=1_000, help="at one time (%(default)s)")
     parser.add_argument("--workers", type=int, default=4, help="decode workers (%(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured, once all streams run (%(default)g)")
     parser.add_argument("--slower", type=float, default=60.0, help="factor on the engine's times (%(default)g)")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
+    output.add_json(parser)
     options = parser.parse_args(arguments)
     if min(options.streams, options.workers, options.seconds, options.slower) <= 0:
         parser.error("--streams, --workers, --seconds and --slower must be above 0")
     logging.getLogger("pdq").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="pdq-streams-") as directory:
         report = asyncio.run(run(options, Path(directory)))
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 1 if report.missing or report.failed else 0
 
 

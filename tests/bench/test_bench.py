@@ -108,9 +108,13 @@ async def test_a_rate_that_is_never_too_high_has_no_limit() -> None:
 
 
 def test_what_limits_is_a_process_that_has_a_core_or_else_all_cores() -> None:
-    assert cpu.limit({"a": [0.9], "b": [0.2, 0.3]}, 1.0, 2) == "a: 0.90 of one core"
-    assert cpu.limit({"a": [0.7], "b": [0.6, 0.6]}, 1.0, 2) == "the cores: 1.9 of 2 cores, 1.2 of them b"
-    assert cpu.limit({"a": [0.7], "b": []}, 1.0, 2) == "no process: 0.7 of 2 cores, 0.7 of them a"
+    def told(spent: dict[str, list[float]], idle: float) -> str:
+        return cpu.limit(cpu.Usage(2.0, spent, idle), 2)
+
+    assert told({"a": [1.8], "b": [0.4, 0.6]}, 0.0) == "a: 0.90 of one core"
+    assert told({"a": [1.4], "b": [1.2, 1.2]}, 0.05) == "the cores (1.9 of 2, b 1.2 of them)"
+    assert told({"a": [1.4], "b": [0.6]}, 0.05) == "the cores (1.0 of 2, a 0.7 of them; other work 0.9)"
+    assert told({"a": [1.4], "b": []}, 0.3) == "no process, and not the cores (0.7 of 2, a 0.7 of them)"
 
 
 async def test_every_token_of_every_answer_comes_to_the_reader(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from pdq.log import Transcript
 from pdq.log.output import BATCH_TOKENS
 from pdq.settings import LimitSettings
 
-from tests.bench.control import _cpu_s
+from tests.bench import output
+from tests.bench.cpu import cpu_s
 from tests.bench.paths import make_floor_streams
 from tests.bench.stats import Spread, ratios, spread
 from tests.bench.write import TENANT, Round
@@ -65,10 +66,9 @@ class Report(msgspec.Struct, frozen=True):
         for name, results in self.rounds.items():
             rate = spread([each.tokens_per_s for each in results])
             cpu = {who: spread([each.cpu_us[who] for each in results]).median for who in results[0].cpu_us}
-            told = ", ".join(f"{who} {us:.1f}" for who, us in cpu.items())
             lines.append(
                 f"  {name:<6}{rate.median:>9.0f} tokens/s ({rate.min:.0f} … {rate.max:.0f}), "
-                f"{results[0].batch:.1f} tokens a message; µs of CPU a token: {told}"
+                f"{results[0].batch:.1f} tokens a message; CPU a token: {output.listed(cpu, 'µs', 1)}"
             )
         if self.ratio is not None:
             lines.append(f"  pdq over floor {self.ratio.median:.2f} ({self.ratio.min:.2f} … {self.ratio.max:.2f})")
@@ -87,12 +87,12 @@ class Bench:
 
     async def round(self, path: Literal["floor", "pdq"], requests: int, tokens: int) -> Result:
         job = Round(path, [new_request_id() for _ in range(requests)], tokens)
-        before = {name: _cpu_s(pid) for name, pid in self._pids.items()}
+        before = {name: cpu_s(pid) for name, pid in self._pids.items()}
         async with asyncio.timeout(ROUND_S):
             took_s, messages = await (self._read(job) if path == "pdq" else self._count(job))
             await self._line(b"done\n")
         total = requests * tokens
-        cpu = {name: (_cpu_s(pid) - before[name]) * 1e6 / total for name, pid in self._pids.items()}
+        cpu = {name: (cpu_s(pid) - before[name]) * 1e6 / total for name, pid in self._pids.items()}
         return Result(total / took_s, total / messages, cpu)
 
     async def _read(self, job: Round) -> tuple[float, int]:
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=16, help="at one time (%(default)s)")
     parser.add_argument("--tokens", type=int, default=4_000, help=f"of each, in {BATCH_TOKENS}s (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of each path (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on stdout")
+    output.add_json(parser)
     options = parser.parse_args(arguments)
     if min(options.requests, options.tokens, options.rounds) < 1 or options.tokens % BATCH_TOKENS:
         parser.error(f"--requests and --rounds must be at least 1, --tokens a multiple of {BATCH_TOKENS}")
@@ -194,10 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         report = runner.run(run(options, Path(directory)))
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-    else:
-        print("\n".join(report.lines()))
+    output.put(report, as_json=options.json)
     return 0
 
 
