@@ -33,6 +33,11 @@ def claims(figures: Mapping[str, Any]) -> list[Claim]:
     return [claim for name, made in MADE.items() for claim in made(figures.get(name))]
 
 
+def nothing(found: object) -> Iterator[Claim]:
+    """Of a benchmark from which nothing is claimed."""
+    yield from ()
+
+
 def _control(found: report.Report | None) -> Iterator[Claim]:
     for what, wanted, kind, row in (
         ("Latency to the end over the floor, p50", LATENCY, "latency", "end p50"),

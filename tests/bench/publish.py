@@ -1,8 +1,8 @@
 """`python -m tests.bench.publish`: run the benchmarks of docs/benchmarks.md, keep their figures, and write the page.
 
-Each prints one JSON value, which is kept in docs/benchmarks/NAME.json with the commit, the machine and the load. The
-page is written anew after each, from what is there: one that was not run is said to be so. One that fails leaves its
-last figures as they are, and the others run; exit code 1.
+Each prints one JSON value, which is kept in docs/benchmarks/NAME.json, with the commit, the machine and the load. The
+page is written at the end, or when it is interrupted, from what is there: one that was not run is said to be so. A
+benchmark that fails leaves its last figures as they are, and the others run; exit code 1.
 """
 
 from __future__ import annotations
@@ -81,25 +81,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--traces", nargs="+", default=[], metavar="NAME=FILE", help="to replay; else nothing is")
     parser.add_argument("--page", action="store_true", help="run nothing: only write the page")
     options = parser.parse_args(arguments)
-    failed = []
+    failed: list[str] = []
     try:
-        for section in [] if options.page else map(SECTIONS.__getitem__, options.only):
-            if section.replays and not options.traces:
-                print(f"{section.name}: left out: no --traces are given", file=sys.stderr)
-                continue
-            print(f"{section.name}: {section.shown}", file=sys.stderr)
-            found = run(section, options.traces)
-            if found is None:
-                failed.append(section.name)
-                continue
-            print(f"{section.name}: {found.took_s:.0f} s, {result.save(found, result.DIRECTORY)}", file=sys.stderr)
-            write(result.DIRECTORY, page.PAGE)
+        if not options.page:
+            _run_all([SECTIONS[name] for name in options.only], options.traces, failed)
     except KeyboardInterrupt:
         print("interrupted: what was done is kept", file=sys.stderr)
         return INTERRUPTED
-    write(result.DIRECTORY, page.PAGE)
+    finally:
+        write(result.DIRECTORY, page.PAGE)
     print(f"{page.PAGE}{f'; failed: {chr(32).join(failed)}' if failed else ''}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _run_all(sections: Sequence[Section], traces: Sequence[str], failed: list[str]) -> None:
+    """Each that ends well is kept at once; the names of the others are added to `failed`."""
+    for section in sections:
+        if section.replays and not traces:
+            print(f"{section.name}: left out: no --traces are given", file=sys.stderr)
+            continue
+        print(f"{section.name}: {section.shown}", file=sys.stderr)
+        found = run(section, traces)
+        if found is None:
+            failed.append(section.name)
+        else:
+            print(f"{section.name}: {found.took_s:.0f} s, {result.save(found, result.DIRECTORY)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Section(NamedTuple):
 SECTIONS = {
     section.name: section
     for section in (
+        Section("compare", "Does it pay?", "pdq bench compare --json", compare.Report, 180 * MINUTE),
         Section("control", "The control path over its floor", "tests.bench.control --json", report.Report, 30 * MINUTE),
         Section("scale", "Ten to a thousand workers", "tests.bench.scale --json", scale_report.Report, 45 * MINUTE),
         Section("tokens", "Tokens through the log", "tests.bench.tokens --json", tokens.Report, 15 * MINUTE),
@@ -41,6 +42,5 @@ SECTIONS = {
         ),
         Section("up", "From `pdq up` to ready", "tests.bench.up --json", Any, 60 * MINUTE),
         Section("replay", "Traces, replayed", "tests.bench.replay --json", Any, 150 * MINUTE, replays=True),
-        Section("compare", "Does it pay?", "pdq bench compare --json", compare.Report, 180 * MINUTE),
     )
 }

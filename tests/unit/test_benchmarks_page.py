@@ -6,34 +6,20 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.bench import claims, page, plots, result
 from tests.bench.result import Machine, Result
 from tests.bench.sections import SECTIONS
-from tests.bench.streams import Report
+from tests.unit.bench_figures import FIGURES
 
-FIGURES = Report(
-    load_before=0.0,
-    streams=7,
-    workers=2,
-    measured_s=3.0,
-    events=4_300,
-    kb_per_stream=1.5,
-    tokens_per_cpu_s=6_789.0,
-    gateway_cpu_us_per_token=147.0,
-    bare_cpu_us_per_token=40.0,
-    added_p50_ms=1.25,
-    added_p99_ms=9.5,
-    missing=0,
-    failed=(),
-)
 MACHINE = Machine(cpu="A CPU", cores=3, memory_gib=7.5, system="Linux 6", python="3.11.1", parts={"nats-py": "2"})
 
 
-def kept(directory: Path, figures: object) -> None:
+def kept(directory: Path, figures: object, benchmark: str = "streams") -> None:
     made = Result(
-        benchmark="streams",
-        command="python -m tests.bench.streams --json",
+        benchmark=benchmark,
+        command=SECTIONS[benchmark].shown,
         commit="0123456789",
         changed=True,
         date="2026-11-30 01:02 UTC",
@@ -65,12 +51,29 @@ def test_what_was_not_run_is_told(tmp_path: Path) -> None:
 
 
 def test_figures_stand_in_their_section_with_what_they_are_figures_of(tmp_path: Path) -> None:
-    kept(tmp_path, FIGURES)
+    kept(tmp_path, FIGURES["streams"])
     text = page.render(page.load(tmp_path))
     section = text.partition("\n## A thousand streams\n")[2].partition("\n## ")[0]
     for figure in ("7 streams", "1,433", "6,789", "147", "1.25 / 9.50 ms", "at 0123456789 with changes", "load 0.25"):
         assert figure in section, figure
     assert "A CPU, 3 cores" in text and "Nothing was run" not in text
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_benchmark_has_its_section_its_claims_and_its_plots(name: str, tmp_path: Path) -> None:
+    kept(tmp_path, FIGURES[name], name)
+    runs = page.load(tmp_path)
+    plots.write(runs, tmp_path)
+    text = page.render(runs)
+    section = text.partition(f"\n## {SECTIONS[name].title}\n")[2].partition("\n## ")[0]
+    assert "with changes" in section and f"ONLY={name}" not in text
+    assert all(claim.met is not None for claim in claims.MADE.get(name, claims.nothing)(FIGURES[name]))
+    named = set(re.findall(r"!\[.+?\]\(benchmarks/(\w+\.svg)\)", text))
+    assert (
+        named
+        == {path.name for path in tmp_path.glob("*.svg")}
+        == {f"{each}.svg" for each, plot in plots.PLOTS.items() if plot.benchmark == name}
+    )
 
 
 def test_figures_of_another_version_of_a_benchmark_are_not_shown(tmp_path: Path) -> None:
