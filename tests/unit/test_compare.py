@@ -40,11 +40,13 @@ def test_all_set_ups_are_asked_the_same_and_each_round_something_else() -> None:
 def test_the_chats_among_long_prompts_are_those_alone() -> None:
     chats, mixed = loads.plan("chats", SIZES, 1), loads.plan("mixed", SIZES, 1)
     longs = [request for request in mixed if request.input_tokens >= loads.LONG_INPUT[0]]
-    assert [request for request in mixed if request not in longs] == list(chats)
+    among = [request for request in mixed if request not in longs]
+    assert among[: len(chats)] == list(chats) and len(chats) > 5
     assert [request.at_s for request in longs] == [8, 16, 24, 32, 40]
     assert all(1000 <= request.input_tokens <= 1800 for request in longs)
-    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 40 for request in chats)
-    assert max(request.at_s for request in mixed) < 44
+    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 40 for request in among)
+    assert 24 < max(request.at_s for request in mixed) < 44 and max(request.at_s for request in chats) < 24
+    assert mixed == sorted(mixed, key=lambda request: request.at_s)
 
 
 def test_a_load_that_measures_nothing_is_refused() -> None:

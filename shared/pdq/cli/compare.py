@@ -19,7 +19,7 @@ def compare(
         str, typer.Option(metavar="N,N,...", help="More budgets of (a), under the mixed load; empty: none.")
     ] = "64,128,256,512",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="All set-ups one after the other, so often.")] = 2,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of each load.")] = 40.0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 40.0,
     warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 4.0,
     chat_rate: Annotated[float, typer.Option(metavar="R", min=0.01, help="Chats a second.")] = 0.5,
     long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = (8.0),

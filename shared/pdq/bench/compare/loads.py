@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator
 from random import Random
@@ -28,9 +29,10 @@ TITLES: dict[Name, str] = {
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How dense the loads are, and how long each lasts (after its warm-up)."""
+    """How dense the loads are, and how long they last after their warm-up."""
 
     seconds: float
+    """Of `mixed`; the two others last half as long."""
     warm_up_s: float
     chat_rate: float
     """Chats a second, as a Poisson process."""
@@ -41,14 +43,16 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(name: Name, sizes: Sizes, seed: int) -> Load:
-    """The requests of a load, in the order of their times. The chats of `mixed` are those of `chats`."""
+    """The requests of a load, in the order of their times. `mixed` begins with the chats of `chats`."""
     if name == "short":
-        found = list(_poisson(sizes, sizes.short_rate, SHORT_INPUT, SHORT_OUTPUT, Random(f"{seed} short")))
+        endless = _poisson(sizes.short_rate, SHORT_INPUT, SHORT_OUTPUT, Random(f"{seed} short"))
     else:
-        found = list(_poisson(sizes, sizes.chat_rate, CHAT_INPUT, CHAT_OUTPUT, Random(f"{seed} chats")))
-        if name == "mixed":
-            found += _longs(sizes, Random(f"{seed} longs"))
-    return workload.checked(sorted(found, key=lambda request: request.at_s), sizes.warm_up_s)
+        endless = _poisson(sizes.chat_rate, CHAT_INPUT, CHAT_OUTPUT, Random(f"{seed} chats"))
+    if name == "mixed":
+        endless = heapq.merge(endless, _longs(sizes, Random(f"{seed} longs")), key=lambda request: request.at_s)
+    seconds = sizes.seconds if name == "mixed" else sizes.seconds / 2
+    found = workload.within(endless, warm_up_s=sizes.warm_up_s, duration_s=seconds, requests=0)
+    return workload.checked(found, sizes.warm_up_s)
 
 
 def warm_up() -> Load:
@@ -67,18 +71,13 @@ def prefill_share(load: Load) -> float:
     return sum(request.input_tokens for request in load) / max(1, sum(request.output_tokens for request in load))
 
 
-def _poisson(sizes: Sizes, rate: float, tokens: tuple[int, int], output: int, random: Random) -> Iterator[TimedRequest]:
+def _poisson(rate: float, tokens: tuple[int, int], output: int, random: Random) -> Iterator[TimedRequest]:
     for at_s in workload.poisson(rate, random):
-        if at_s >= sizes.warm_up_s + sizes.seconds:
-            return
         yield TimedRequest(at_s=at_s, input_tokens=random.randint(*tokens), output_tokens=output)
 
 
 def _longs(sizes: Sizes, random: Random) -> Iterator[TimedRequest]:
     """The first comes half a gap after the warm-up."""
     for number in itertools.count():
-        after_s = (number + 0.5) * sizes.long_every_s
-        if after_s >= sizes.seconds:
-            return
-        tokens = random.randint(*LONG_INPUT)
-        yield TimedRequest(at_s=sizes.warm_up_s + after_s, input_tokens=tokens, output_tokens=LONG_OUTPUT)
+        at_s = sizes.warm_up_s + (number + 0.5) * sizes.long_every_s
+        yield TimedRequest(at_s=at_s, input_tokens=random.randint(*LONG_INPUT), output_tokens=LONG_OUTPUT)

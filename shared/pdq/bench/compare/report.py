@@ -94,7 +94,7 @@ def _even(even: BreakEven) -> str:
 
 def _told_of(told: Report) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in told.machine.items())
-    return f"{told.rounds} rounds, loads of {told.sizes.seconds:g} s; {machine}"
+    return f"{told.rounds} rounds, {told.sizes.seconds:g} s of mixed and half of it of the others; {machine}"
 
 
 def _table(rows: Sequence[Row], titles: dict[str, str]) -> list[str]:

@@ -93,7 +93,8 @@ class Comparison:
         label, began = f"round {number + 1}: {names}", time.monotonic()
 
         def waiting(names: str) -> None:
-            self._shown.doing(f"{label}: starting {names}" if names else label)
+            if names:
+                self._shown.doing(f"{label}: starting {names}")
 
         self._shown.doing(f"{label}: starting")
         done: list[Run] = []
