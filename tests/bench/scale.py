@@ -36,8 +36,9 @@ BREATH_S = 1.0
 """Between rounds, so that what follows an end belongs to its own."""
 BOUND_S = 0.5
 ALONE_REPEATS = 10
-START = 0.7
-"""Share of the rate at which all cores would be full by the rounds' CPU per request: the first that is tried."""
+START = 1.3
+"""Times the rate at which all cores would be full by the rounds' CPU per request, the first that is tried: a request
+takes less where there are many."""
 PATHS = ("floor", "pdq")
 NOTHING = Answer(0.0, 0.0)
 Spent = dict[str, float]
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000], help="ascending (10 100 1000)")
     parser.add_argument("--rate", type=float, default=12.0, help="requests a second (%(default)g)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a round (%(default)g)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a round (%(default)g)")
     parser.add_argument("--rounds", type=int, default=3, help="of each path, at each number (%(default)s)")
     parser.add_argument(
         "--trial-seconds", type=float, default=5.0, help="of each rate tried; 0: none (%(default)g)", metavar="SECONDS"
