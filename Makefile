@@ -32,7 +32,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-kv bench-cold-start benchmarks benchmarks-page verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-replay bench-kv bench-cold-start benchmarks benchmarks-page verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,14 +94,18 @@ bench-tokens: $(STAMP) ## tokens a second from one decode process to one reader 
 bench-streams: $(STAMP) ## a thousand SSE streams through one gateway, against a bare subscriber (STREAMS=1000 SECONDS=30)
 	@$(BIN)/python -m tests.bench.streams --streams $(or $(STREAMS),1000) --seconds $(or $(SECONDS),30)
 
+bench-replay: $(STAMP) ## goodput of each order in public traces, 100 sim workers each (TRACES="code=FILE conversation=FILE mooncake=FILE"); docs/orders.md
+	@test -n "$(TRACES)" || { echo "TRACES names the traces: TRACES=\"code=FILE conversation=FILE mooncake=FILE\"" >&2; exit 1; }
+	@$(BIN)/python -m tests.bench.replay $(TRACES) --duration $(or $(SECONDS),600)
+
 bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the bare store (MODES=host,file,... REPEATS=5)
 	@$(BIN)/python -m tests.bench.kv --repeats $(or $(REPEATS),5) $(if $(MODES),--modes $(MODES))
 
 bench-cold-start: $(STAMP) model ## from nothing to a worker with the real engine that has served what waited (ROLE=prefill TIER=cold REPEATS=3)
 	@$(BIN)/python -m tests.bench.cold_start --role $(or $(ROLE),prefill) --tier $(or $(TIER),cold) --repeats $(or $(REPEATS),3)
 
-benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their figures: hours (ONLY="scale tokens" TRACES="code=FILE ...")
-	@$(BIN)/python -m tests.bench.publish $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES))
+benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their figures: hours (ONLY="scale tokens" TRACES="code=FILE ..." AGAINST=TREE)
+	@$(BIN)/python -m tests.bench.publish $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES)) $(if $(AGAINST),--against $(AGAINST))
 
 benchmarks-page: $(STAMP) ## docs/benchmarks.md again, from the figures in docs/benchmarks
 	@$(BIN)/python -m tests.bench.publish --page
