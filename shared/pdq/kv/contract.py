@@ -58,7 +58,7 @@ def salt(fingerprint: str, tenant: str, key: bytes) -> str:
     Hex only: an engine dies on a salt with a slash in it.
     """
     message = msgspec.json.encode([fingerprint, tenant])
-    return hmac.new(key, message, hashlib.sha256).hexdigest()
+    return hmac.digest(key, message, "sha256").hex()
 
 
 def read_key(path: str) -> bytes:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pdq.bus import Delivery, Puller
 from pdq.stage.run import STOP_TIMEOUT_S, Run
@@ -27,6 +27,13 @@ Admit = Callable[[], Coroutine[Any, Any, None]]
 T = TypeVar("T")
 
 UNFORESEEN_DELAY_S = 5.0
+
+
+class _Job(NamedTuple):
+    """What a task works on."""
+
+    delivery: Delivery
+    run: Run
 
 
 class Loop:
@@ -54,20 +61,23 @@ class Loop:
         self._drain_s = drain_s
         self._on_change = on_change
         self._admit = admit
-        self._runs: dict[asyncio.Task[None], Run] = {}
+        self._jobs: dict[asyncio.Task[None], _Job] = {}
         self.held_up = False
         """Whether it waits for room: there may be work that it does not take."""
 
     @property
     def busy(self) -> int:
-        return len(self._runs)
+        return len(self._jobs)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then stop in order."""
         stopping = asyncio.create_task(stop.wait())
+        keeping = asyncio.create_task(self._keep())
         try:
             while not stop.is_set():
-                if await _first(self._free.acquire(), stopping) is None:
+                # A slot that is free is taken at once; only one that is waited for needs a task of its own.
+                slot = self._free.acquire()
+                if not (await _first(slot, stopping) if self._free.locked() else await slot):
                     break
                 delivery = await _first(self._next(), stopping)
                 if delivery is not None and stop.is_set():
@@ -81,6 +91,7 @@ class Loop:
         finally:
             stopping.cancel()
             await self._drain()
+            keeping.cancel()
 
     async def _next(self) -> Delivery:
         if self._admit is not None:
@@ -92,46 +103,46 @@ class Loop:
         return await self._puller.get()
 
     def _begin(self, delivery: Delivery) -> None:
-        run = Run()
-        task = asyncio.create_task(self._one(delivery, run), name=f"job {delivery.seq}")
-        self._runs[task] = run
+        job = _Job(delivery, Run())
+        task = asyncio.create_task(self._one(job), name=f"job {delivery.seq}")
+        self._jobs[task] = job
         self._on_change(self.busy)
         task.add_done_callback(self._end)
         if self._free.locked():
             self._puller.rest()
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        del self._runs[task]
+        del self._jobs[task]
         self._free.release()
         self._on_change(self.busy)
 
-    async def _one(self, delivery: Delivery, run: Run) -> None:
-        beats = asyncio.create_task(self._beat(delivery, run))
+    async def _one(self, job: _Job) -> None:
         try:
-            await self._process(delivery, run)
+            await self._process(job.delivery, job.run)
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("unforeseen error", extra={"action": "unforeseen", "stream": delivery.stream})
-            await delivery.nak(UNFORESEEN_DELAY_S)
-        finally:
-            beats.cancel()
+            log.exception("unforeseen error", extra={"action": "unforeseen", "stream": job.delivery.stream})
+            await job.delivery.nak(UNFORESEEN_DELAY_S)
 
-    async def _beat(self, delivery: Delivery, run: Run) -> None:
-        """Keep the message from others, but only while the work makes progress."""
-        while time.monotonic() - run.progressed < self._stall_s:
+    async def _keep(self) -> None:
+        """Keep the messages of running work from others, but only while it makes progress."""
+        while True:
             await asyncio.sleep(self._beat_s)
-            await delivery.in_progress()
-        run.interrupt("stalled")
+            for task, (delivery, run) in list(self._jobs.items()):
+                if task in self._jobs:
+                    await delivery.in_progress()
+                if time.monotonic() - run.progressed >= self._stall_s:
+                    run.interrupt("stalled")
 
     async def _drain(self) -> None:
-        if self._runs:
-            await asyncio.wait(list(self._runs), timeout=self._drain_s)
-        for run in self._runs.values():
-            run.interrupt("drain")
-        if self._runs:
-            await asyncio.wait(list(self._runs), timeout=STOP_TIMEOUT_S)
-        for task in self._runs:
+        if self._jobs:
+            await asyncio.wait(list(self._jobs), timeout=self._drain_s)
+        for job in self._jobs.values():
+            job.run.interrupt("drain")
+        if self._jobs:
+            await asyncio.wait(list(self._jobs), timeout=STOP_TIMEOUT_S)
+        for task in self._jobs:
             task.cancel()
         await self._puller.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -73,6 +73,23 @@ class Label:
         return value
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
+class Series(Generic[M]):
+    """A metric's series by their label values, which are few: prometheus_client takes a lock to find one."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric: M = metric
+        self._found: dict[tuple[str, ...], M] = {}
+
+    def labels(self, *values: str) -> M:
+        found = self._found.get(values)
+        if found is None:
+            found = self._found[values] = self._metric.labels(*values)
+        return found
+
+
 class Metrics:
     """What a service counts. `models`: the slugs of models.toml. Safe from any thread."""
 
@@ -88,11 +105,17 @@ class Metrics:
         self._stat = Label()
         self._part = Label()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Series[Counter]:
+            return Series(Counter(name, text, labels, registry=registry))
 
-        def seconds(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+        def total(name: str, text: str) -> Counter:
+            return Counter(name, text, registry=registry)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Series[Histogram]:
+            return Series(Histogram(name, text, labels, buckets=buckets, registry=registry))
+
+        def spread(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
 
         self._requests = counter("pdq_requests", "Requests that ended here, by how.", "model", "order", "outcome")
         self._decisions = counter("pdq_route_decisions", "Orders chosen, and why.", "order", "reason")
@@ -115,9 +138,9 @@ class Metrics:
             self._preferred.labels(result)
         self._dead = counter("pdq_dead_letters", "Messages given up.", "stage", "reason")
         self._handoffs = counter("pdq_handoffs", "Handoffs to decode, by their KV: ready, or why there is none.", "kv")
-        self._promised = counter("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
-        self._loaded = counter("pdq_kv_loaded_tokens", "Tokens whose KV decode loaded from the tiers.")
-        self._local = counter("pdq_kv_local_tokens", "Promised tokens whose KV decode's engine still had itself.")
+        self._promised = total("pdq_kv_promised_tokens", "Tokens whose KV a handoff promised to decode.")
+        self._loaded = total("pdq_kv_loaded_tokens", "Tokens whose KV decode loaded from the tiers.")
+        self._local = total("pdq_kv_local_tokens", "Promised tokens whose KV decode's engine still had itself.")
         self._refused = counter("pdq_kv_refused", "Promises of KV that decode did not go by, and why.", "cause")
         self._refused.labels("contract")
         self._staged = counter(
@@ -131,12 +154,12 @@ class Metrics:
         self._tokens = counter("pdq_engine_tokens", "Prompt tokens prefilled, and output tokens decoded.", "stage")
         self._durations = seconds("pdq_stage_duration_seconds", "Time in a stage or in a part of it.", _MS, "stage")
         self._waits = seconds("pdq_queue_wait_seconds", "From stored by the broker to delivered.", _MS, "stage")
-        self._ttft = seconds("pdq_ttft_seconds", "From the submit's stored time to the first token.", _TTFT)
-        self._second = seconds("pdq_second_token_seconds", "From the first output token to the second.", _MS)
+        self._ttft = spread("pdq_ttft_seconds", "From the submit's stored time to the first token.", _TTFT)
+        self._second = spread("pdq_second_token_seconds", "From the first output token to the second.", _MS)
         self._total = seconds(
             "pdq_request_duration_seconds", "From the submit's stored time to the end.", _TOTAL, "outcome"
         )
-        self._tpot = seconds("pdq_tpot_seconds", "Time per output token after the first.", _TPOT)
+        self._tpot = spread("pdq_tpot_seconds", "Time per output token after the first.", _TPOT)
         self._busy = Gauge("pdq_worker_busy_slots", "Requests being worked on.", registry=registry)
         self._slots = Gauge("pdq_worker_slots", "Requests that can be worked on at one time.", registry=registry)
         self._engine = Gauge("pdq_engine_stat", "What the engine reports of itself.", ("stat",), registry=registry)
