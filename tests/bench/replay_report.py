@@ -99,9 +99,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def auto_over_best(self) -> float | None:
         """Goodput of `auto` over that of the best other order."""
-        auto = [each.good_per_s for each in self.orders if each.order == AUTO]
-        others = [each.good_per_s for each in self.orders if each.order != AUTO]
-        return auto[0] / max(others) if auto and others and max(others) else None
+        good = {each.order: each.good_per_s for each in self.orders}
+        auto, best = good.pop(AUTO, None), max(good.values(), default=0.0)
+        return auto / best if auto is not None and best else None
 
     def lines(self) -> list[str]:
         setup, total = self.setup, sum(sum(each.cpu_cores.values()) for each in self.orders) + self.client_cores

@@ -36,7 +36,8 @@ class Side:
         self.records: list[Record] = []
         self._setup = setup
         directory.mkdir()
-        self._stack = Stack(directory, **setup.environment(order))
+        self._stack = Stack(directory)
+        self._stack.settings = setup.environment(order)
         (directory / "models.toml").write_text(MODELS)
         self._router = self._stack.add("pdq_router")
         self._herds: dict[StageName, subprocess.Popen[str]] = {}
@@ -94,7 +95,7 @@ class Side:
         more = {"PDQ_WORKER_SLOTS": str(slots), "PDQ_ENGINE_MAX_NUM_SEQS": str(slots)}
         with open(self._stack.directory / f"{stage}.log", "ab") as said:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.bench.herd", stage, str(count)],
+                [sys.executable, "-m", "tests.bench.replay_herd", stage, str(count)],
                 env=self._stack.environment(stage, **more),
                 stdout=subprocess.PIPE,
                 stderr=said,
