@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import msgspec
-from nats.aio.msg import Msg
 from pdq.bus import Bus
+from pdq.bus.wire import Message
 
 NUM_STATES = 6
 """`accepted`, `routed`, prefill's claim, `prefilled`, decode's claim, `finished`."""
@@ -37,10 +37,10 @@ class Observer:
     def __init__(self) -> None:
         self.shapes: dict[str, Shape] = {}
 
-    async def take(self, message: Msg) -> None:
+    def take(self, message: Message) -> None:
         match message.subject.split("."):
             case ["pdq", "submit", *_]:
-                self._of((message.headers or {}).get("Pdq-Request", "")).submit = len(message.data)
+                self._of(message.headers.get("Pdq-Request", "")).submit = len(message.data)
             case ["pdq", "log", _, request, "state"]:
                 self._of(request).states.append(len(message.data))
             case ["pdq", "log", _, request, "out"]:

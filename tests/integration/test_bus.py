@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
-from nats.aio.msg import Msg
 from pdq import subjects
 from pdq.bus import Bus, Outbox, Puller, identity
+from pdq.bus.wire import Message
 from pdq.errors import Misconfigured, QueueFull, Rejected, Unavailable, WrongSequence
 from pdq.init import init
 from pdq.settings import BusSettings, LimitSettings
@@ -112,7 +113,7 @@ async def test_waiting_pull_gets_a_later_message_and_no_more_than_one(bus: Bus) 
 async def test_who_waits_asks_once_for_each_message(bus: Bus) -> None:
     pull, asked = puller(bus), []
 
-    async def count(message: Msg) -> None:
+    def count(message: Message) -> None:
         asked.append(message.subject)
 
     await bus.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.PREFILL}.*", count)
@@ -258,17 +259,21 @@ async def test_connect_says_where_nobody_answers() -> None:
 
 @pytest.mark.parametrize("verb", ["publish", "stream_info", "request"])
 async def test_a_cancel_that_comes_with_the_answer_is_heeded(bus: Bus, verb: str) -> None:
-    """asyncio.wait_for of Python 3.11 takes the answer and forgets the cancel: a loop would go on for ever."""
-    work = {
+    """A loop that takes the answer and forgets the cancel would go on for ever."""
+    works: dict[str, Callable[[], Awaitable[object]]] = {
         "publish": lambda: bus.publish(subjects.due("t", "r"), b""),
         "stream_info": lambda: bus.stream_info(subjects.LOG),
         "request": lambda: bus.request("$JS.API.INFO", b"", timeout_s=5),
-    }[verb]
-    task = asyncio.ensure_future(work())
-    while not bus._nc._resp_map:
-        await asyncio.sleep(0)
-    (answer,) = bus._nc._resp_map.values()
-    answer.add_done_callback(lambda _: task.cancel())
+    }
+    task = asyncio.ensure_future(works[verb]())
+    ((sid, take),) = bus._nc._takes.items()
+
+    def take_and_cancel(message: Message) -> None:
+        bus._nc._takes[sid] = take
+        take(message)
+        task.cancel()
+
+    bus._nc._takes[sid] = take_and_cancel
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await bus.stream_info(subjects.LOG) is not None
@@ -289,7 +294,7 @@ async def test_headers_count_as_payload(bus: Bus) -> None:
 async def test_a_subscription_that_is_cancelled_leaves_the_connection_whole(bus: Bus) -> None:
     """The pong of its flush comes when nobody waits any more, and must not end the client library's read loop."""
 
-    async def nothing(_: Msg) -> None:
+    def nothing(_: Message) -> None:
         raise AssertionError
 
     for turns in range(20):
@@ -322,3 +327,29 @@ async def test_a_connection_that_cannot_be_closed_in_order_is_closed_all_the_sam
         async with asyncio.timeout(10):
             await bus.watch(asyncio.Event())
     await whole()
+
+
+async def test_a_listener_that_fails_ends_nothing(bus: Bus) -> None:
+    heard: list[bytes] = []
+
+    def take(message: Message) -> None:
+        heard.append(message.data)
+        raise RuntimeError("listener")
+
+    await bus.subscribe("t.listener", take)
+    for data in (b"1", b"2"):
+        await bus.send("t.listener", data)
+    await bus.flush()
+    assert heard == [b"1", b"2"]
+    assert await bus.stream_info(subjects.LOG) is not None
+
+
+async def test_a_flush_comes_after_what_was_said_before_it(bus: Bus, broker: Broker) -> None:
+    other, heard = await Bus.connect(BusSettings(url=broker.url), "other"), list[bytes]()
+    await other.subscribe("t.flush", lambda message: heard.append(message.data))
+    for number in range(100):
+        await bus.send("t.flush", b"%d" % number)
+        await bus.flush()
+        await other.flush()
+        assert len(heard) == number + 1
+    await other.close()

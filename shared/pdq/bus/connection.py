@@ -14,12 +14,12 @@ from typing import Any, Self, TypeVar
 
 import nats
 import nats.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from pdq.bus import identity
 from pdq.bus.cancel import heeding_cancel
-from pdq.bus.wire import Stored
+from pdq.bus.quick import Take
+from pdq.bus.wire import Message, Stored, encode_headers
 from pdq.errors import Interrupted, Misconfigured, Rejected, Unavailable
 from pdq.settings import BusSettings
 
@@ -28,7 +28,6 @@ log = logging.getLogger("pdq.bus")
 API_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
-Callback = Callable[[Msg], Awaitable[None]]
 StoredCallback = Callable[[Stored], None]
 Responder = Callable[[str, bytes], Awaitable[bytes]]
 """Answers a request: its subject and payload, to the payload of the answer."""
@@ -144,6 +143,9 @@ class Connection:
 
     async def check(self) -> None:
         """Raise Unavailable while there is no connection: a service's readiness asks."""
+        self._check_connected()
+
+    def _check_connected(self) -> None:
         if not self.connected:
             raise Unavailable(f"not connected to the broker at {self.place}")
 
@@ -197,21 +199,26 @@ class Connection:
 
         The client library would keep it for the next connection; by then what it says may not hold any more.
         """
-        await self.check()
+        self._check_connected()
         with broker_errors(f"send to {subject}"):
-            await self._nc.publish(subject, data, reply=reply, headers=headers)
+            await self._nc.put(subject, data, reply=reply, head=encode_headers(headers))
 
-    async def subscribe(
-        self, subject: str, callback: Callback, *, queue: str = "", confirm: bool = True
-    ) -> Subscription:
-        """Subscribe. With `confirm` the server knows of the interest when this returns; without, it will
-        before it sees anything sent later on this connection."""
+    def post(self, subject: str, data: bytes) -> None:
+        """As `send`, for whoever cannot wait: a few bytes that nothing may hold up."""
+        self._check_connected()
+        with broker_errors(f"send to {subject}"):
+            self._nc.post(subject, data)
+
+    async def subscribe(self, subject: str, callback: Take, *, queue: str = "", confirm: bool = True) -> Subscription:
+        """Subscribe. `callback` is called where messages are read: it must not take long.
+
+        With `confirm` the server knows of the interest when this returns; without, it will before it sees anything
+        sent later on this connection.
+        """
         with broker_errors(f"subscribe to {subject}"):
-            subscription = await self._nc.subscribe(subject, queue=queue, cb=callback)
+            subscription = await self._nc.listen(subject, callback, queue=queue)
             if not confirm:
                 return subscription
-            # A flush's PING can overtake the SUB that is still queued: let the queue drain first.
-            await asyncio.sleep(0)
             try:
                 with heeding_cancel():
                     await self._nc.flush(timeout=API_TIMEOUT_S)
@@ -223,10 +230,9 @@ class Connection:
     async def follow(self, subject: str, callback: StoredCallback, *, confirm: bool = True) -> Subscription:
         """Live copies of a stream's messages, in stream order. confirm: as of `subscribe`."""
 
-        async def take(message: Msg) -> None:
-            headers = dict(message.headers or {})
-            if "Nats-Sequence" in headers:
-                callback(Stored(message.subject, int(headers["Nats-Sequence"]), bytes(message.data), headers))
+        def take(message: Message) -> None:
+            if seq := message.headers.get("Nats-Sequence"):
+                callback(Stored(message.subject, int(seq), message.data, message.headers))
 
         return await self.subscribe(subject, take, confirm=confirm)
 
@@ -234,11 +240,11 @@ class Connection:
         """Answer requests to a subject, one of a queue group; requests are answered concurrently."""
         running: set[asyncio.Task[None]] = set()
 
-        async def reply(message: Msg) -> None:
+        async def reply(message: Message) -> None:
             with contextlib.suppress(Unavailable):
-                await self.send(message.reply, await answer(message.subject, bytes(message.data)))
+                await self.send(message.reply, await answer(message.subject, message.data))
 
-        async def take(message: Msg) -> None:
+        def take(message: Message) -> None:
             if message.reply:
                 task = asyncio.create_task(reply(message))
                 running.add(task)
@@ -262,16 +268,15 @@ class Connection:
 
     async def flush(self) -> None:
         with broker_errors("flush"):
-            await asyncio.sleep(0)
             await self._nc.flush(timeout=API_TIMEOUT_S)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask and return the answer's payload. Raises Unavailable."""
-        return bytes((await self.request_message(subject, data, timeout_s=timeout_s)).data)
+        return (await self.request_message(subject, data, timeout_s=timeout_s)).data
 
-    async def request_message(self, subject: str, data: bytes, *, timeout_s: float) -> Msg:
+    async def request_message(self, subject: str, data: bytes, *, timeout_s: float) -> Message:
         with broker_errors(f"request to {subject}"):
-            return await self._nc.request(subject, data, timeout=timeout_s)
+            return await self._nc.ask(subject, data, timeout_s=timeout_s)
 
     # ---- connection events
 

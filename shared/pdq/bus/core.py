@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import nats.errors
-from nats.aio.msg import Msg
 
 from pdq.bus.cancel import heeding_cancel
 from pdq.bus.connection import API_TIMEOUT_S, Connection, broker_errors
@@ -30,10 +29,11 @@ from pdq.bus.wire import (
     OTHER_STREAM,
     Ack,
     ApiError,
+    Message,
     Stored,
     answer_of,
     direct,
-    headers_size,
+    encode_headers,
     parse_headers,
     publish_error,
     seconds,
@@ -82,12 +82,12 @@ class Bus(Connection):
             sent["Nats-Msg-Id"] = msg_id
         if expect_last is not None:
             sent["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
-        self._check_size(data, sent)
+        head = self._head(data, sent)
         bound = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         give_up = time.monotonic() + bound
         while True:
             try:
-                return await self._publish_once(subject, data, sent, give_up)
+                return await self._publish_once(subject, data, head, give_up)
             except (nats.errors.NoRespondersError, nats.errors.TimeoutError, TimeoutError, ConnectionError) as exc:
                 if time.monotonic() >= give_up:
                     raise await self._unacknowledged(subject, bound, exc) from exc
@@ -102,33 +102,35 @@ class Bus(Connection):
 
     async def offer(self, subject: str, data: bytes, *, headers: Mapping[str, str], timeout_s: float) -> Ack:
         """As `publish`, in one try: for whoever repeats it in an order of its own. NotStored is known at once."""
-        sent = dict(headers)
-        self._check_size(data, sent)
+        head = self._head(data, headers)
         with _offer_errors(subject):
-            return await self._publish_once(subject, data, sent, time.monotonic() + timeout_s, most_s=timeout_s)
+            return await self._publish_once(subject, data, head, time.monotonic() + timeout_s, most_s=timeout_s)
 
     async def check_taken(self, subject: str, *, timeout_s: float) -> None:
         """Raise as `offer` does where no stream answers a publish to `subject`. Nothing is stored: it asks for a stream
         of another name."""
-        headers = {"Nats-Expected-Stream": "-"}
+        head = encode_headers({"Nats-Expected-Stream": "-"})
         with _offer_errors(subject):
             try:
-                await self._publish_once(subject, b"", headers, time.monotonic() + timeout_s, most_s=timeout_s)
+                await self._publish_once(subject, b"", head, time.monotonic() + timeout_s, most_s=timeout_s)
             except ApiError as exc:
                 if exc.code != OTHER_STREAM:
                     raise
 
-    def _check_size(self, data: bytes, headers: dict[str, str]) -> None:
-        """Raise Rejected for what the server would close the connection for, and with it the service."""
-        size = len(data) + headers_size(headers)
+    def _head(self, data: bytes, headers: Mapping[str, str]) -> bytes:
+        """Headers, encoded. Raises Rejected for what the server would close the connection for, and with it the
+        service."""
+        head = encode_headers(headers)
+        size = len(data) + len(head)
         if size > self.max_payload:
             raise Rejected(
                 f"payload of {size} bytes is over the broker's limit of {self.max_payload}",
                 code="payload_too_large",
             )
+        return head
 
     async def _publish_once(
-        self, subject: str, data: bytes, headers: dict[str, str], give_up: float, *, most_s: float = ATTEMPT_TIMEOUT_S
+        self, subject: str, data: bytes, head: bytes, give_up: float, *, most_s: float = ATTEMPT_TIMEOUT_S
     ) -> Ack:
         # Published while disconnected, it would lie in the client's buffer and run much later, unnoticed.
         while not self._nc.is_connected:
@@ -136,8 +138,7 @@ class Bus(Connection):
                 raise TimeoutError
             await asyncio.sleep(0.02)
         wait = min(most_s, max(0.05, give_up - time.monotonic()))
-        with heeding_cancel():
-            message = await self._nc.request(subject, data, timeout=wait, headers=headers or None)
+        message = await self._nc.ask(subject, data, timeout_s=wait, head=head)
         answer = answer_of(message.data)
         self._storing.worked(subject)
         return Ack(answer["stream"], int(answer["seq"]), bool(answer.get("duplicate")))
@@ -217,13 +218,11 @@ class Bus(Connection):
         found: list[Stored] = []
         done = asyncio.get_running_loop().create_future()
 
-        async def collect(message: Msg) -> None:
-            headers = dict(message.headers or {})
-            status = headers.get("Status")
-            if status is None:
-                found.append(direct(headers, message.data))
+        def collect(message: Message) -> None:
+            if not message.status:
+                found.append(direct(message.headers, message.data))
             elif not done.done():
-                done.set_result(status)
+                done.set_result(message.status)
 
         inbox = self.inbox()
         subscription = await self.subscribe(inbox, collect, confirm=False)
@@ -246,7 +245,7 @@ class Bus(Connection):
         """One request to JetStream's API. Raises ApiError or Unavailable."""
         payload = msgspec.json.encode(body) if body is not None else b""
         with broker_errors(f"JetStream {verb}"):
-            message = await self._nc.request(f"$JS.API.{verb}", payload, timeout=API_TIMEOUT_S)
+            message = await self._nc.ask(f"$JS.API.{verb}", payload, timeout_s=API_TIMEOUT_S)
         try:
             return answer_of(message.data)
         except ApiError as exc:

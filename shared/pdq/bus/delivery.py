@@ -48,6 +48,11 @@ class Delivery:
         """Done: the queue forgets the message."""
         await self._settle(b"+ACK")
 
+    def give_back(self) -> None:
+        """As `nak` without a delay, for whoever cannot wait."""
+        with contextlib.suppress(Unavailable):
+            self._bus.post(self._reply, b"-NAK")
+
     async def nak(self, delay_s: float = 0.0) -> None:
         """Give it back, to be delivered again after a delay."""
         body = b"-NAK"

@@ -11,8 +11,7 @@ import nats.errors
 
 from pdq import subjects
 from pdq.accounts.keys import public_key
-from pdq.bus.cancel import Unhurt
-from pdq.bus.wire import parse_header_lines
+from pdq.bus.quick import QuickClient
 from pdq.errors import Misconfigured
 from pdq.settings import BusSettings
 
@@ -21,13 +20,8 @@ PATIENCE_S = 10.0
 """How long a broker that took this process before may refuse it: its keys may be on their way."""
 
 
-class GuardedClient(Unhurt):
-    """The client library's, which tells nothing of itself to a broker without TLS that should have it.
-
-    The library looks at every character of every header's name; half of what a live copy costs its reader.
-    """
-
-    _parse_header_lines = staticmethod(parse_header_lines)
+class GuardedClient(QuickClient):
+    """The client library's, which tells nothing of itself to a broker without TLS that should have it."""
 
     def _connect_command(self) -> bytes:
         if "tls" in self.options and not self._server_info.get("tls_required"):

@@ -14,10 +14,9 @@ import contextlib
 import time
 
 import msgspec
-from nats.aio.msg import Msg
 
 from pdq.bus.core import Bus
-from pdq.bus.wire import STORE_FULL
+from pdq.bus.wire import STORE_FULL, Message
 from pdq.errors import PdqError, QueueFull, Unavailable
 
 RESEND_AFTER_S = 1.0
@@ -65,12 +64,12 @@ class Outbox:
         with contextlib.suppress(Unavailable):
             await self._bus.send(subject, data, reply=reply)
 
-    async def _on_ack(self, message: Msg) -> None:
+    def _on_ack(self, message: Message) -> None:
         _, _, rest = message.subject.partition(self._inbox + ".")
         name, _, number = rest.partition(".")
         channel = self._channels.get(name)
         if channel is not None:
-            channel.acknowledge(int(number), message.data, dict(message.headers or {}))
+            channel.acknowledge(int(number), message)
 
     def _resend_all(self) -> None:
         self._reconnected = True
@@ -128,11 +127,11 @@ class Channel:
     def close(self) -> None:
         self._outbox.forget(self)
 
-    def acknowledge(self, number: int, data: bytes, headers: dict[str, str]) -> None:
+    def acknowledge(self, number: int, answer: Message) -> None:
         """Take the stream's answer to one message. Anything but a yes or a definite no is tried again."""
-        if headers.get("Status") == "503":
+        if answer.status == "503":
             return
-        error = msgspec.json.decode(data).get("error")
+        error = msgspec.json.decode(answer.data).get("error")
         if error is not None and error.get("err_code") != STORE_FULL:
             return
         if error is not None:

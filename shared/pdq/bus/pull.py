@@ -14,12 +14,12 @@ import logging
 from collections.abc import Coroutine, Sequence
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from pdq.bus.core import Bus
 from pdq.bus.delivery import Delivery
 from pdq.bus.standing import Standing, delivery_of, pull_subject
+from pdq.bus.wire import Message
 from pdq.errors import Unavailable
 
 log = logging.getLogger("pdq.bus")
@@ -100,7 +100,7 @@ class Puller:
                 await asyncio.wait({self._polled}, timeout=POLL_TIMEOUT_S)
             except asyncio.CancelledError:
                 if self._polled.done() and (unwanted := self._polled.result()) is not None:
-                    self._later(unwanted.nak())
+                    unwanted.give_back()
                 self._polled.cancel()
                 raise
             if not self._polled.done():
@@ -110,13 +110,13 @@ class Puller:
                 return delivery
         return None
 
-    async def _on_poll(self, message: Msg) -> None:
+    def _on_poll(self, message: Message) -> None:
         """An answer to the poll under way; one that comes too late is given back."""
         delivery = delivery_of(self._bus, message)
         if self._polled is not None and not self._polled.done():
             self._polled.set_result(delivery)
         elif delivery is not None:
-            await delivery.nak()
+            delivery.give_back()
 
     async def _wait(self, standing: Standing) -> Delivery | None:
         """The next message of open pulls, which stay open while all queues are empty and the next message is

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from pdq.bus.core import Bus
 from pdq.bus.delivery import Delivery
+from pdq.bus.wire import Message
 from pdq.subjects import NANOSECONDS
 
 EXPIRES_S = 20.0
@@ -26,14 +26,14 @@ def pull_subject(stream: str, consumer: str) -> str:
     return f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
 
 
-def delivery_of(bus: Bus, message: Msg) -> Delivery | None:
+def delivery_of(bus: Bus, message: Message) -> Delivery | None:
     """The delivery in a message, or None where it is the server's word on the pull: that has no reply subject.
 
     Its headers tell nothing: a client may give its message a `Status` of its own.
     """
     if not message.reply:
         return None
-    return Delivery(bus, message.subject, bytes(message.data), dict(message.headers or {}), message.reply)
+    return Delivery(bus, message.subject, message.data, message.headers, message.reply)
 
 
 class Standing:
@@ -99,12 +99,12 @@ class Standing:
         finally:
             changed.cancel()
 
-    async def _on_message(self, message: Msg) -> None:
+    def _on_message(self, message: Message) -> None:
         delivery = delivery_of(self._bus, message)
         if delivery is None:
-            self._on_status(dict(message.headers or {}))
+            self._on_status(message.headers)
         elif self._closed or delivery.consumer in self._arrived:
-            await delivery.nak()
+            delivery.give_back()
         else:
             self._open.discard(delivery.consumer)
             self._arrived[delivery.consumer] = delivery

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,10 +17,37 @@ STORE_FULL, TOO_LARGE, DUPLICATE_IN_PROCESS, OTHER_STREAM = 10077, 10054, 10158,
 NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
 """A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 
+PROTOCOL = "NATS/1.0"
+BREAKS = {ord(each): " " for each in "\r\n"}
 SPACES = " \t\n\r\x0b\x0c"
 
 RETRY_AFTER_S = 1.0
 """A hint: who publishes into a full stream cannot tell how long the oldest message waits."""
+
+
+class Message:
+    """A message as it comes over the wire. Its headers are read when they are first asked for."""
+
+    __slots__ = ("_head", "_headers", "data", "reply", "subject")
+
+    def __init__(self, subject: str, reply: str, data: bytes, head: bytes) -> None:
+        """head: all headers, with the line before them; empty: there are none."""
+        self.subject = subject
+        self.reply = reply
+        self.data = data
+        self._head = head
+        self._headers: dict[str, str] | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self._headers is None:
+            self._headers = parse_headers(self._head) if self._head else {}
+        return self._headers
+
+    @property
+    def status(self) -> str:
+        """The server's word in place of an answer; empty: there is none."""
+        return self.headers.get("Status", "")
 
 
 class Stored(NamedTuple):
@@ -97,17 +125,22 @@ def seconds(stamp: str) -> float:
     return whole + (float(f"0.{fraction}") if fraction else 0.0)
 
 
-def headers_size(headers: dict[str, str]) -> int:
-    """Bytes of headers on the wire, which count as payload."""
+def encode_headers(headers: Mapping[str, str] | None) -> bytes:
+    """Headers as they go over the wire, where they count as payload. A line break within becomes a space."""
     if not headers:
-        return 0
-    lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
-    return len(b"NATS/1.0\r\n") + lines + len(b"\r\n")
+        return b""
+    lines = [f"{name}: {value.strip()}".translate(BREAKS) for name, value in headers.items() if name]
+    return "\r\n".join([PROTOCOL, *lines, "", ""]).encode()
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:
-    """Headers with the line before them, which names the protocol."""
-    return parse_header_lines(raw.partition(b"\r\n")[2])
+    """Headers with the line before them, which names the protocol, and may tell a status."""
+    line, _, lines = raw.partition(b"\r\n")
+    status, _, description = line[len(PROTOCOL) :].decode("utf-8", "replace").strip().partition(" ")
+    told = {"Status": status} if status else {}
+    if description:
+        told["Description"] = description
+    return told | parse_header_lines(lines)
 
 
 def parse_header_lines(raw: bytes) -> dict[str, str]:
