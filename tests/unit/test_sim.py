@@ -190,15 +190,15 @@ def test_a_flipped_byte_anywhere_is_a_miss(tmp_path: Path) -> None:
     kv, prompt = KvDirectory(str(tmp_path), 32), prompt_of(32, "bytes")
     states = b"".join(state_after(prompt[: end + 1]) for end in range(32))
     assert kv.store("aa", prompt, states, 0) == 1
-    assert kv.load("aa", prompt) == (1, 31, state_after(prompt[:31]))
+    assert kv.load(kv.lookup("aa", prompt), prompt) == (1, 31, state_after(prompt[:31]))
     (path,) = tmp_path.iterdir()
     good = path.read_bytes()
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes((good[place] ^ 1,)) + good[place + 1 :])
-        assert kv.load("aa", prompt).chunks == 0
+        assert kv.load(kv.lookup("aa", prompt), prompt).chunks == 0
     for damaged in (good[:-1], good + b"\0", b""):
         path.write_bytes(damaged)
-        assert kv.load("aa", prompt).chunks == 0
+        assert kv.load(kv.lookup("aa", prompt), prompt).chunks == 0
 
 
 async def test_a_file_under_anothers_name_is_a_miss(start: Start, tmp_path: Path) -> None:

@@ -46,17 +46,16 @@ class KvDirectory:
     def present(self) -> bool:
         return self._path is not None and self._path.is_dir()
 
-    def lookup(self, salt: str, prompt: Sequence[int]) -> int:
-        """Chunks of the prompt that are there, from its start, damaged or not. Raises nothing."""
+    def lookup(self, salt: str, prompt: Sequence[int]) -> list[bytes]:
+        """The names of the prompt's chunks that are there, from its start, damaged or not. Raises nothing."""
         if self._path is None:
-            return 0
-        path = self._path
-        return sum(1 for _ in takewhile(lambda name: (path / _file(name)).exists(), self._names(salt, prompt)))
+            return []
+        return list(takewhile(lambda name: os.path.exists(self._file(name)), self._names(salt, prompt)))
 
-    def load(self, salt: str, prompt: Sequence[int]) -> Loaded:
-        """Chunks from the prompt's start up to the first that is missing or damaged. Raises nothing."""
+    def load(self, names: Sequence[bytes], prompt: Sequence[int]) -> Loaded:
+        """Chunks that were found, up to the first that is missing now or damaged. Raises nothing."""
         states = bytearray()
-        for name in self._names(salt, prompt):
+        for name in names:
             chunk = self._read(name)
             if chunk is None:
                 break
@@ -78,14 +77,13 @@ class KvDirectory:
         names = list(self._names(salt, prompt))
         for index in range(first, len(names)):
             start = (index - first) * size
-            self._write(self._path / _file(names[index]), _frame(names[index], states[start : start + size]))
+            self._write(Path(self._file(names[index])), _frame(names[index], states[start : start + size]))
         return len(names)
 
     def remove(self, salt: str, prompt: Sequence[int]) -> None:
         """Forget the prompt's chunks."""
         for name in self._names(salt, prompt):
-            if self._path is not None:
-                (self._path / _file(name)).unlink(missing_ok=True)
+            Path(self._file(name)).unlink(missing_ok=True)
 
     def _names(self, salt: str, prompt: Sequence[int]) -> Iterator[bytes]:
         name = blake2b(f"{self._chunk} {salt}".encode(), digest_size=20).digest()
@@ -94,15 +92,17 @@ class KvDirectory:
             yield name
 
     def _read(self, name: bytes) -> bytes | None:
-        if self._path is None:
-            return None
         try:
-            frame = (self._path / _file(name)).read_bytes()
+            with open(self._file(name), "rb", buffering=0) as file:
+                frame = file.read(self._chunk * STATE_BYTES + CHECKSUM_BYTES + 1)
         except OSError:
             return None
         states = frame[:-CHECKSUM_BYTES]
         whole = len(states) == self._chunk * STATE_BYTES and frame == _frame(name, states)
         return states if whole else None
+
+    def _file(self, name: bytes) -> str:
+        return f"{self._path}/{name.hex()}.kv"
 
     def _write(self, path: Path, frame: bytes) -> None:
         beside = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
@@ -113,10 +113,6 @@ class KvDirectory:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise
-
-
-def _file(name: bytes) -> str:
-    return f"{name.hex()}.kv"
 
 
 def _frame(name: bytes, states: bytes) -> bytes:

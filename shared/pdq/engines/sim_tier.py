@@ -47,19 +47,19 @@ class Tier:
 
     async def held(self, work: Work) -> int:
         """Tokens of the prompt's chunks that are there, damaged or not."""
-        return self._chunk * self._directory.lookup(work.salt, work.prompt)
+        return self._chunk * len(self._directory.lookup(work.salt, work.prompt))
 
     async def load(self, work: Work) -> tuple[Loaded, tuple[Phase, ...]]:
         """What need not be computed of the prompt; `kv.lookup`, and `kv.load` where something was found."""
         start = time.time_ns()
         found = self._directory.lookup(work.salt, work.prompt)
-        lookup = ended("kv.lookup", start, {"pdq.kv.tokens": found * self._chunk})
+        lookup = ended("kv.lookup", start, {"pdq.kv.tokens": len(found) * self._chunk})
         if not found:
             return Loaded(), (lookup,)
         start, loaded = time.time_ns(), Loaded()
         with suppress(Unavailable):
             await self._faults.before("load")
-            loaded = self._directory.load(work.salt, work.prompt)
+            loaded = self._directory.load(found, work.prompt)
             await self._cross(loaded.tokens)
         return loaded, (lookup, ended("kv.load", start, _amount(loaded.tokens)))
 
@@ -101,7 +101,8 @@ class Tier:
         salt, prompt, states = f"probe {uuid.uuid4().hex}", (0,) * self._chunk, os.urandom(self._chunk * STATE_BYTES)
         self._directory.store(salt, prompt, states, 0)
         try:
-            if self._directory.load(salt, (*prompt, 0)).state != states[-STATE_BYTES:]:
+            found = self._directory.lookup(salt, prompt)
+            if self._directory.load(found, (*prompt, 0)).state != states[-STATE_BYTES:]:
                 raise OSError("the KV directory does not give back what it was given")
         finally:
             self._directory.remove(salt, prompt)
