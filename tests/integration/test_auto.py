@@ -60,8 +60,10 @@ async def test_until_costs_are_measured_it_goes_by_the_length_of_the_prompt(stac
     await stack.start()
     bus = await stack.connect()
     client = Client(bus, "local")
-    short, long = await ask(client, body("s" * 255)), await ask(client, body("l" * 256))
-    wished = await ask(client, body("w" * 256), order="auto")
+    # All at once: none of them has been measured when the next is routed.
+    short, long, wished = await asyncio.gather(
+        ask(client, body("s" * 255)), ask(client, body("l" * 256)), ask(client, body("w" * 256), order="auto")
+    )
     await bus.close()
     assert (short.state.order, short.state.reason) == ("decode-only", "short_prompt")
     assert [(a.state.order, a.state.reason) for a in (long, wished)] == [("prefill-first", "long_prompt")] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import msgspec
 import pytest
 from pdq.messages import AskedOrder, Order, OrderReason
 from pdq_router.order import LEAST_WAIT_S, WAIT_FACTOR, OrderInputs, StageInputs, decide, estimate
@@ -101,11 +100,11 @@ TABLE: list[tuple[str, OrderInputs, Order, OrderReason]] = [
     ("asleep, auto, and none came", asleep(60.0), ONLY, "no_prefill_worker"),
     ("asleep, auto, under the threshold", asleep(prompt_tokens=255), ONLY, "short_prompt"),
     ("asleep, a chunk cached", asleep(cached_tokens=32), PREFILL, "long_prompt"),
-    # ... auto wakes it where decode would take longer than its start: 60 s + 0.96 s = (1 + 62.5) × 0.96 s
+    # ... auto wakes it where decode would take longer than its start: 60 s + 0.96 s = (1 + 250 / 4) × 0.96 s
     ("asleep, decode idle", asleep_measured(), ONLY, "decode_sooner"),
-    ("asleep, 62 streams", asleep_measured(running=62), ONLY, "decode_sooner"),
-    ("asleep, 63 streams", asleep_measured(running=63), PREFILL, "prefill_sooner"),
-    ("asleep, half started", asleep_measured(30.0, running=32), PREFILL, "prefill_sooner"),
+    ("asleep, 249 streams", asleep_measured(running=249), ONLY, "decode_sooner"),
+    ("asleep, 251 streams", asleep_measured(running=251), PREFILL, "prefill_sooner"),
+    ("asleep, half started", asleep_measured(30.0, running=126), PREFILL, "prefill_sooner"),
     # decode's own queue is waited in either way
     ("asleep, decode lags", asleep_measured(lag_s=600.0, waiting=9), ONLY, "decode_sooner"),
     # what is missing is what counts
@@ -121,28 +120,38 @@ TABLE: list[tuple[str, OrderInputs, Order, OrderReason]] = [
     # costs known. Nobody else there, and workers alike: moving KV never pays
     ("idle", measured(), ONLY, "decode_sooner"),
     ("idle, KV in no time", measured(store_bytes_s=1e15, load_bytes_s=1e15, handoff_s=0.01), ONLY, "decode_sooner"),
-    # one running answer that would stand still for 0.96 s costs as much as that: two are 0.96 s more than to move KV
+    # four running answers that would stand still for 0.96 s cost as much as that: eight are what it is to move KV
     ("one stream", measured(decode=fast(running=1)), ONLY, "decode_sooner"),
-    ("two streams: even", measured(decode=fast(running=2)), ONLY, "decode_sooner"),
-    ("three streams", measured(decode=fast(running=3)), PREFILL, "prefill_sooner"),
-    ("three streams on two workers", measured(decode=fast(running=3, workers=2)), ONLY, "decode_sooner"),
+    ("eight streams: even", measured(decode=fast(running=8)), ONLY, "decode_sooner"),
+    ("nine streams", measured(decode=fast(running=9)), PREFILL, "prefill_sooner"),
+    ("nine streams on two workers", measured(decode=fast(running=9, workers=2)), ONLY, "decode_sooner"),
     # a faster prefill worker, slower by its queue again
     ("prefill four times as fast", quick_prefill(), PREFILL, "prefill_sooner"),
     ("but it lags", quick_prefill(lag_s=0.25, waiting=1), ONLY, "decode_sooner"),
     # decode's own queue is the same for all
-    ("decode lags", measured(decode=fast(lag_s=60.0, waiting=9, running=3)), PREFILL, "prefill_sooner"),
+    ("decode lags", measured(decode=fast(lag_s=60.0, waiting=9, running=9)), PREFILL, "prefill_sooner"),
     ("decode lags, idle else", measured(decode=fast(lag_s=60.0, waiting=9)), ONLY, "decode_sooner"),
-    # decode may look first where it likely holds a part, and a slot is to spare
-    ("a chunk cached", inputs(cached_tokens=32), FIRST, "partly_cached"),
-    ("less than a chunk cached", inputs(cached_tokens=31), PREFILL, "long_prompt"),
-    ("a chunk cached, measured", measured(cached_tokens=32, decode=fast(running=3)), FIRST, "partly_cached"),
-    ("one slot more than prefills", inputs(cached_tokens=32, prefill=stage(running=3)), FIRST, "partly_cached"),
-    ("as many slots as prefills", inputs(cached_tokens=32, prefill=stage(running=4)), PREFILL, "long_prompt"),
-    ("no free slot", inputs(cached_tokens=32, decode=stage(free_slots=0)), PREFILL, "long_prompt"),
-    ("something waits for prefill", inputs(cached_tokens=32, prefill=stage(waiting=1)), PREFILL, "long_prompt"),
-    ("something waits for decode", inputs(cached_tokens=32, decode=stage(waiting=1)), PREFILL, "long_prompt"),
-    ("KV nearly full", inputs(cached_tokens=32, decode=stage(kv_usage=0.89)), FIRST, "partly_cached"),
-    ("KV full", inputs(cached_tokens=32, decode=stage(kv_usage=0.9)), PREFILL, "long_prompt"),
+    # what was never measured: a stage is as fast as the other, KV moves in no time
+    ("decode not measured", measured(decode=stage(running=9)), PREFILL, "prefill_sooner"),
+    ("decode not measured, idle", measured(decode=stage()), ONLY, "decode_sooner"),
+    ("prefill not measured", measured(prefill=stage(), decode=fast(running=9)), PREFILL, "prefill_sooner"),
+    (
+        "KV never moved",
+        measured(store_bytes_s=0.0, load_bytes_s=0.0, decode=fast(running=1)),
+        PREFILL,
+        "prefill_sooner",
+    ),
+    # decode may look first where it likely holds half or more, and a slot is to spare
+    ("half cached", inputs(cached_tokens=500), FIRST, "partly_cached"),
+    ("less than half cached", inputs(cached_tokens=499), PREFILL, "long_prompt"),
+    ("half cached, measured", measured(cached_tokens=480, decode=fast(running=9)), FIRST, "partly_cached"),
+    ("one slot more than prefills", inputs(cached_tokens=500, prefill=stage(running=3)), FIRST, "partly_cached"),
+    ("as many slots as prefills", inputs(cached_tokens=500, prefill=stage(running=4)), PREFILL, "long_prompt"),
+    ("no free slot", inputs(cached_tokens=500, decode=stage(free_slots=0)), PREFILL, "long_prompt"),
+    ("something waits for prefill", inputs(cached_tokens=500, prefill=stage(waiting=1)), PREFILL, "long_prompt"),
+    ("something waits for decode", inputs(cached_tokens=500, decode=stage(waiting=1)), PREFILL, "long_prompt"),
+    ("KV nearly full", inputs(cached_tokens=500, decode=stage(kv_usage=0.89)), FIRST, "partly_cached"),
+    ("KV full", inputs(cached_tokens=500, decode=stage(kv_usage=0.9)), PREFILL, "long_prompt"),
 ]
 
 
@@ -158,11 +167,22 @@ def test_the_table_has_every_reason_and_every_order() -> None:
     assert {row[2] for row in TABLE} == set(get_args(Order))
 
 
-@pytest.mark.parametrize("unknown", ["store_bytes_s", "load_bytes_s", "kv_bytes_per_token", "prefill", "decode"])
-def test_without_one_of_the_costs_nothing_is_estimated(unknown: str) -> None:
-    assert estimate(measured()) is not None
-    missing = stage() if unknown in ("prefill", "decode") else 0
-    assert estimate(msgspec.structs.replace(measured(), **{unknown: missing})) is None
+def test_without_a_rate_nothing_is_estimated() -> None:
+    assert estimate(measured(prefill=stage(), decode=stage())) is None
+
+
+@pytest.mark.parametrize("unknown", ["prefill", "decode"])
+def test_a_stage_that_has_not_measured_its_rate_has_the_others(unknown: str) -> None:
+    assert estimate(measured(**{unknown: stage()})) == estimate(measured())
+
+
+@pytest.mark.parametrize(
+    ("unknown", "way_s"), [("store_bytes_s", 0.96), ("load_bytes_s", 0.96), ("kv_bytes_per_token", 1.92)]
+)
+def test_a_way_that_was_not_measured_takes_no_time(unknown: str, way_s: float) -> None:
+    known, found = estimate(measured()), estimate(measured(**{unknown: 0}))
+    assert known is not None and found is not None
+    assert found.prefill_first_s == pytest.approx(known.prefill_first_s - way_s)
 
 
 def test_estimates() -> None:
@@ -181,7 +201,7 @@ def test_estimates() -> None:
     assert found.prefilled_s == pytest.approx(10 + 0.34 + 0.336 + 0.5)
     assert found.prefill_first_s == pytest.approx(found.prefilled_s + 100 + 0.248)
     assert found.decode_first_s == pytest.approx(found.prefill_first_s + 0.5)
-    assert found.decode_only_s == pytest.approx(100 + 0.08 + 4 * 0.68)
+    assert found.decode_only_s == pytest.approx(100 + 0.08 + 1.75 * 0.68)
 
 
 def test_the_log_gets_all_numbers_and_nothing_that_is_not_known() -> None:

@@ -11,11 +11,11 @@ The first rule that holds decides; its name is the reason. Both go into the requ
 | `default`           | the setting   | the router's setting is an order (decode-only comes before the two above)  |
 | `cached`            | decode-only   | less than a chunk of the prompt is likely to be missing                    |
 | `decode_sooner`     | decode-only   | decode-only is estimated to take no longer than the best order with prefill|
-| `partly_cached`     | decode-first  | prefill pays, decode likely holds a part, and a slot of it is to spare     |
+| `partly_cached`     | decode-first  | prefill pays, decode likely holds half, and a slot of it is to spare       |
 | `long_prompt`       | prefill-first | costs are not known, and it lacks `short_prompt_tokens` or more            |
 | `prefill_sooner`    | prefill-first | prefill-first is estimated to be the soonest                               |
 
-`partly_cached`: what decode holds, only decode knows for sure. Where a part is likely there, it had better look before
+`partly_cached`: what decode holds, only decode knows for sure. Where half is likely there, it had better look before
 anything is delegated: perhaps nothing is missing, and if the rest comes late it computes just that. Its price is a hop,
 and a decode slot that is held idle while prefill works. So it is chosen only where nothing waits for prefill, and where
 decode has more free slots than prefills are under way: then the idle slot is taken from nobody, as each handoff that
@@ -36,8 +36,10 @@ import msgspec
 from pdq.messages import AskedOrder, Order, OrderReason
 
 LEAST_WAIT_S = 2.0
-WAIT_FACTOR = 3.0
+WAIT_FACTOR = 5.0
 """A delegated prefill may take so many times what it is estimated to take, before decode computes the prompt."""
+STALL_WEIGHT = 0.25
+"""Of a second that a running answer stands still, against a second that a request waits for its first token."""
 FULL = 0.9
 """A decode worker whose KV memory is in use to this share has no slot to spare."""
 
@@ -148,54 +150,50 @@ def _auto(inputs: OrderInputs, estimates: Estimates | None) -> tuple[Order, Orde
 
 def _decode_may_look_first(inputs: OrderInputs) -> bool:
     prefill, decode = inputs.prefill, inputs.decode
-    likely = inputs.cached_tokens >= inputs.chunk_tokens
+    likely = inputs.cached_tokens >= max(inputs.chunk_tokens, inputs.missing_tokens)
     to_spare = decode.free_slots > prefill.running and decode.kv_usage < FULL
     return likely and to_spare and prefill.workers > 0 and not prefill.waiting and not decode.waiting
 
 
 def _with_coming_worker(inputs: OrderInputs) -> OrderInputs:
-    """As if the worker that is to come were there, with what is left of its start as its lag.
-
-    What it has not measured is taken to be as fast as decode, and KV to move in no time: little beside a start.
-    """
+    """As if the worker that is to come were there, with what is left of its start as its lag."""
     left_s = inputs.prefill_start_s - inputs.prefill.lag_s
-    coming = {"lag_s": left_s, "prompt_tokens_s": inputs.decode.prompt_tokens_s}
-    return msgspec.structs.replace(
-        inputs,
-        prefill=msgspec.structs.replace(inputs.prefill, **coming),
-        kv_bytes_per_token=inputs.kv_bytes_per_token or 1,
-        store_bytes_s=inputs.store_bytes_s or math.inf,
-        load_bytes_s=inputs.load_bytes_s or math.inf,
-    )
+    return msgspec.structs.replace(inputs, prefill=msgspec.structs.replace(inputs.prefill, lag_s=left_s))
 
 
 def estimate(inputs: OrderInputs) -> Estimates | None:
-    """What each order would take to the first token, seconds; None while something has not been measured.
+    """What each order would take to the first token, seconds; None while no stage has measured its rate.
 
         prefilled     = prefill's lag + missing / prefill's rate + storing the missing chunks + handoff
         prefill-first = prefilled + decode's lag + loading all chunks
         decode-first  = handoff + prefill-first
-        decode-only   = decode's lag + loading what is cached + (1 + streams) × missing / decode's rate
+        decode-only   = decode's lag + loading what is cached + (1 + streams / 4) × missing / decode's rate
 
     `streams` is the number of answers that each decode worker is at: each of them stands still while a chunk of this
-    prompt is computed, and a second of theirs counts as much as one of this request.
+    prompt is computed. A second of theirs counts a quarter of one of this request: it is spread over a whole answer, of
+    which something is there to read, while who waits for a first token has nothing.
+
+    A stage that has not measured its rate is taken to have the other's, and KV whose moves were not measured to move in
+    no time: so what was never tried looks no worse than it is, is tried once it may pay, and is measured.
     """
     prefill, decode, size = inputs.prefill, inputs.decode, inputs.kv_bytes_per_token
-    rates = (prefill.prompt_tokens_s, decode.prompt_tokens_s, inputs.store_bytes_s, inputs.load_bytes_s)
-    if not (all(rates) and size):
+    prefill_rate = prefill.prompt_tokens_s or decode.prompt_tokens_s
+    decode_rate = decode.prompt_tokens_s or prefill.prompt_tokens_s
+    if not prefill_rate:
         return None
+    store_rate, load_rate = inputs.store_bytes_s or math.inf, inputs.load_bytes_s or math.inf
     chunks = inputs.prompt_tokens // inputs.chunk_tokens * inputs.chunk_tokens
     cached = min(inputs.cached_tokens, chunks)
     missing = inputs.missing_tokens
-    store_s = (chunks - cached) * size / inputs.store_bytes_s
-    prefilled_s = prefill.lag_s + missing / prefill.prompt_tokens_s + store_s + inputs.handoff_s
-    first_s = prefilled_s + decode.lag_s + chunks * size / inputs.load_bytes_s
+    store_s = (chunks - cached) * size / store_rate
+    prefilled_s = prefill.lag_s + missing / prefill_rate + store_s + inputs.handoff_s
+    first_s = prefilled_s + decode.lag_s + chunks * size / load_rate
     streams = decode.running / max(1, decode.workers)
-    compute_s = missing / decode.prompt_tokens_s
+    compute_s = missing / decode_rate
     return Estimates(
         prefill_first_s=first_s,
         decode_first_s=inputs.handoff_s + first_s,
-        decode_only_s=decode.lag_s + cached * size / inputs.load_bytes_s + (1 + streams) * compute_s,
+        decode_only_s=decode.lag_s + cached * size / load_rate + (1 + STALL_WEIGHT * streams) * compute_s,
         prefilled_s=prefilled_s,
     )
 
