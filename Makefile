@@ -110,6 +110,9 @@ benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their
 benchmarks-page: $(STAMP) ## docs/benchmarks.md again, from the figures in docs/benchmarks
 	@$(BIN)/python -m tests.bench.publish --page
 
+bench-up: $(STAMP) model ## from `pdq up` to ready, and to the first token, over bare engines (ROUNDS=3 AGAINST=a working tree)
+	@$(BIN)/python -m tests.bench.up --rounds $(or $(ROUNDS),3) $(if $(AGAINST),--against $(AGAINST))
+
 verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
 	@$(BIN)/python -m tests.matrix $(MODES)
 
