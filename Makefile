@@ -32,7 +32,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-replay bench-kv bench-cold-start benchmarks benchmarks-page verify-all times lint up down lock clean
+.PHONY: help setup model demo test test-fast test-compose chaos resume upgrade scaling edge soak bench-control bench-scale bench-tokens bench-streams bench-replay bench-kv bench-cold-start bench-up benchmarks benchmarks-page verify-all times lint up down lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
