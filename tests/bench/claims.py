@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from pdq.bench.compare import report as compare
 
-from tests.bench import kv_report, report, scale_report, tokens
+from tests.bench import kv_report, report, scale_report, tokens, up
 from tests.bench.stats import percentile, spread
 
-LATENCY, CPU, TOKENS = 2.0, 1.5, 30_000
+LATENCY, CPU, TOKENS, READY, AUTO = 2.0, 1.5, 30_000, 0.5, 0.95
 RATIOS = {
     "chats' p99 ITL, mixed: (a) default by (d)": (3.0, True),
     "chats' p99 ITL, mixed: (a) best budget by (d)": (0.0, True),
@@ -100,10 +100,40 @@ def _compare(found: compare.Report | None) -> Iterator[Claim]:
             yield Claim(name, wanted, f"{values[name]:.2f}", met)
 
 
+def _up(found: up.Report | None) -> Iterator[Claim]:
+    what, wanted = "`pdq up` to ready, over its first landing", f"at most {READY:g}"
+    if found is None:
+        yield Claim(what, wanted, None, None)
+        return
+    ready = percentile([run["ready"] for run in found.ups], 0.5)
+    floor = percentile([run["two_engines"] for run in found.floors], 0.5)
+    told = f"ready in {ready:.1f} s; two bare engines alone take {floor:.1f} s"
+    if not found.against:
+        yield Claim("`pdq up` to ready", "told", told, True)
+        return
+    ratio = ready / percentile([run["ready"] for run in found.against], 0.5)
+    yield Claim(what, wanted, f"{ratio:.2f}; {told}", ratio <= READY)
+
+
+def _replay(found: Any) -> Iterator[Claim]:
+    what, wanted = "Goodput of auto over the best other order", f"at least {AUTO:g}"
+    if found is None:
+        yield Claim(what, wanted, None, None)
+        return
+    for replay in found.replays:
+        ratio = replay.auto_over_best
+        if ratio is None:
+            yield Claim(f"{what}, {replay.trace}", wanted, None, None)
+        else:
+            yield Claim(f"{what}, {replay.trace}", wanted, f"{ratio:.3f}", ratio >= AUTO)
+
+
 MADE: dict[str, Callable[[Any], Iterator[Claim]]] = {
     "control": _control,
     "scale": _scale,
     "tokens": _tokens,
     "kv": _kv,
     "compare": _compare,
+    "up": _up,
+    "replay": _replay,
 }

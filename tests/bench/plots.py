@@ -15,6 +15,7 @@ from pdq.bench.compare import report as compare
 from pdq.bench.compare.rows import Row
 
 from tests.bench import kv_report, page, report, scale_report
+from tests.bench.sections import Replays
 from tests.bench.stats import percentile
 
 SIZE_INCHES = (8.0, 4.0)
@@ -129,6 +130,14 @@ def _compare(axes: Axes, found: compare.Report, of: Callable[[Row], metrics.Spre
     axes.set_yscale("log")
 
 
+def _replay(axes: Axes, found: Replays) -> None:
+    orders = dict.fromkeys(each.order for replay in found.replays for each in replay.orders)
+    shares = [{each.order: 100 * each.good_share for each in replay.orders} for replay in found.replays]
+    sides = {order: [share.get(order, 0.0) for share in shares] for order in orders}
+    _beside(axes, [replay.trace for replay in found.replays], sides)
+    axes.set_ylabel("% of the requests")
+
+
 PLOTS = {
     "control": Plot("control", "CPU per request, by process", _control),
     "scale_cpu": Plot("scale", "CPU per request, by process and number of workers", _scale_cpu),
@@ -143,5 +152,6 @@ PLOTS = {
         "p99 time to the first token of short chats",
         lambda axes, found: _compare(axes, found, lambda row: row.ttft_ms),
     ),
+    "replay": Plot("replay", "Requests that met their objectives", _replay),
     "kv": Plot("kv", "The handoff's share of the time to the first token", _kv),
 }

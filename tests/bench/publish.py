@@ -13,8 +13,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,13 +26,31 @@ from tests.bench.sections import SECTIONS, Section
 INTERRUPTED = 130
 
 
-def run(section: Section, traces: Sequence[str]) -> Result | None:
-    """One benchmark, bounded; None: it failed, and has said why. traces: NAME=FILE, for those that replay them."""
-    given = traces if section.replays else ()
+class Given(NamedTuple):
+    """Arguments of a command: as they are, and as the page shows them, without this machine's paths."""
+
+    arguments: list[str]
+    shown: list[str]
+
+
+def given(options: argparse.Namespace) -> dict[str, Given]:
+    """By what they are. Raises OSError or subprocess.CalledProcessError for a tree that is none."""
+    found = {}
+    if options.traces:
+        pairs = [trace.partition("=")[::2] for trace in options.traces]
+        found["traces"] = Given(options.traces, [f"{name}={Path(path).name}" for name, path in pairs])
+    if options.against:
+        tree = options.against.resolve()
+        found["against"] = Given(["--against", str(tree)], ["--against", result.head(tree)])
+    return found
+
+
+def run(section: Section, more: Given) -> Result | None:
+    """One benchmark, bounded; None: it failed, and has said why."""
     (commit, changed), load, began = result.commit(), os.getloadavg()[0], time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", *shlex.split(section.command), *given],
+            [sys.executable, "-m", *shlex.split(section.command), *more.arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             timeout=section.most_s,
@@ -46,7 +65,7 @@ def run(section: Section, traces: Sequence[str]) -> Result | None:
         return None
     return Result(
         benchmark=section.name,
-        command=shlex.join([*shlex.split(section.shown), *map(_named, given)]),
+        command=shlex.join([*shlex.split(section.shown), *more.shown]),
         commit=commit,
         changed=changed,
         date=result.now(),
@@ -56,12 +75,6 @@ def run(section: Section, traces: Sequence[str]) -> Result | None:
         machine=result.machine(),
         figures=msgspec.Raw(figures),
     )
-
-
-def _named(trace: str) -> str:
-    """Without the place of its file, which is this machine's."""
-    name, _, path = trace.partition("=")
-    return f"{name}={Path(path).name}"
 
 
 def write(directory: Path, text: Path) -> None:
@@ -79,12 +92,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), metavar="NAME")
     parser.add_argument("--traces", nargs="+", default=[], metavar="NAME=FILE", help="to replay; else nothing is")
+    parser.add_argument(
+        "--against", type=Path, metavar="TREE", help="another working tree, whose `pdq up` is measured too"
+    )
     parser.add_argument("--page", action="store_true", help="run nothing: only write the page")
     options = parser.parse_args(arguments)
     failed: list[str] = []
     try:
         if not options.page:
-            _run_all([SECTIONS[name] for name in options.only], options.traces, failed)
+            _run_all([SECTIONS[name] for name in options.only], given(options), failed)
     except KeyboardInterrupt:
         print("interrupted: what was done is kept", file=sys.stderr)
         return INTERRUPTED
@@ -94,14 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run_all(sections: Sequence[Section], traces: Sequence[str], failed: list[str]) -> None:
+def _run_all(sections: Sequence[Section], more: Mapping[str, Given], failed: list[str]) -> None:
     """Each that ends well is kept at once; the names of the others are added to `failed`."""
     for section in sections:
-        if section.replays and not traces:
-            print(f"{section.name}: left out: no --traces are given", file=sys.stderr)
+        if section.needs_it and section.takes not in more:
+            print(f"{section.name}: left out: it needs --{section.takes}", file=sys.stderr)
             continue
         print(f"{section.name}: {section.shown}", file=sys.stderr)
-        found = run(section, traces)
+        found = run(section, more.get(section.takes, Given([], [])))
         if found is None:
             failed.append(section.name)
         else:

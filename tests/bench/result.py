@@ -61,11 +61,15 @@ def machine() -> Machine:
 def commit() -> tuple[str, bool]:
     """The commit of the working tree, and whether its code differs from it. Outside a repository: `unknown`."""
     try:
-        found = _git("rev-parse", "--short=10", "HEAD").strip()
-        changes = _git("status", "--porcelain").splitlines()
+        found, changes = head(ROOT), _git(ROOT, "status", "--porcelain").splitlines()
     except (OSError, subprocess.CalledProcessError):
         return "unknown", True
     return found, any(not line[3:].startswith(NOT_CODE) for line in changes)
+
+
+def head(tree: Path) -> str:
+    """The commit of a working tree. Raises OSError or subprocess.CalledProcessError."""
+    return _git(tree, "rev-parse", "--short=10", "HEAD").strip()
 
 
 def now() -> str:
@@ -91,8 +95,8 @@ def load(benchmark: str, directory: Path) -> Result | None:
     return msgspec.json.decode(data, type=Result)
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout
+def _git(tree: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True, timeout=30).stdout
 
 
 def _cpu() -> str:

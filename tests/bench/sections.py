@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 from pdq.bench.compare import report as compare
 
-from tests.bench import cold_start, kv_report, report, scale_report, streams, tokens
+from tests.bench import cold_start, kv_report, replay_report, report, scale_report, streams, tokens, up
 
 MINUTE = 60.0
 
 
+class Replays(msgspec.Struct, frozen=True):
+    """What `tests.bench.replay` prints."""
+
+    replays: list[replay_report.Replay]
+
+
 class Section(NamedTuple):
     """command: what `python -m` runs; it prints one JSON value. figures: the type of that. most_s: its bound.
-    replays: it takes traces."""
+    takes: arguments that only the machine knows; needs_it: without them it is left out."""
 
     name: str
     title: str
     command: str
     figures: Any
     most_s: float
-    replays: bool = False
+    takes: Literal["", "traces", "against"] = ""
+    needs_it: bool = False
 
     @property
     def shown(self) -> str:
@@ -40,7 +48,15 @@ SECTIONS = {
         Section(
             "cold_start", "From nothing to a worker", "tests.bench.cold_start --json", cold_start.Report, 30 * MINUTE
         ),
-        Section("up", "From `pdq up` to ready", "tests.bench.up --json", Any, 60 * MINUTE),
-        Section("replay", "Traces, replayed", "tests.bench.replay --json", Any, 150 * MINUTE, replays=True),
+        Section("up", "From `pdq up` to ready", "tests.bench.up --json", up.Report, 60 * MINUTE, takes="against"),
+        Section(
+            "replay",
+            "Traces, replayed",
+            "tests.bench.replay --json",
+            Replays,
+            150 * MINUTE,
+            takes="traces",
+            needs_it=True,
+        ),
     )
 }

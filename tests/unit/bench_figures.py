@@ -11,10 +11,12 @@ from pdq.bench.compare.rows import Row
 from pdq.bench.compare.verdicts import BreakEven, Ratio, Winner
 from pdq.bench.metrics import Spread
 
-from tests.bench import cold_start, kv_report, report, scale_report, streams, tokens
+from tests.bench import cold_start, kv_report, replay_report, report, scale_report, streams, tokens, up
 from tests.bench.claims import RATIOS
 from tests.bench.load import Answer
+from tests.bench.replay_setup import Setup
 from tests.bench.saturation import Saturation, Trial
+from tests.bench.sections import Replays
 from tests.bench.shape import Shape
 
 CPU = dict.fromkeys(report.PROCESSES, 0.01)
@@ -123,6 +125,42 @@ def _compare() -> compare.Report:
     )
 
 
+def _replays() -> Replays:
+    spread = Spread(count=3, mean=1.0, std=0.1, p50=1.0, p90=2.0, p95=3.0, p99=4.0)
+    orders = [
+        replay_report.Figures(
+            order=order,
+            requests=9,
+            failed=0,
+            unended=1,
+            good_per_s=good,
+            good_share=0.9,
+            ttft_share=0.95,
+            tpot_share=0.92,
+            ttft_ms=spread,
+            tpot_ms=spread,
+            streams=1.5,
+            lag_p99_ms=2.0,
+            decisions={"short_prompt": 4},
+            cpu_cores=CPU,
+        )
+        for order, good in (("decode-only", 1.0), (replay_report.AUTO, 0.98))
+    ]
+    replay = replay_report.Replay(
+        trace="code",
+        setup=Setup(profile="llama2-70b-h100-tp8", factor=16.0, kv_us=8.0),
+        seconds=600.0,
+        requests=9,
+        input_tokens=900,
+        output_tokens=90,
+        prefill_load=0.5,
+        load_average=(0.1, 0.2),
+        client_cores=0.1,
+        orders=orders,
+    )
+    return Replays([replay])
+
+
 FIGURES: dict[str, Any] = {
     "control": _control(),
     "scale": _scale(),
@@ -133,4 +171,12 @@ FIGURES: dict[str, Any] = {
         role="prefill", tier="cold", cores=2, load_after=0.1, starts=[{"served": 9.5}, {"served": 8.5}]
     ),
     "compare": _compare(),
+    "replay": _replays(),
+    "up": up.Report(
+        cores=2,
+        load_after=0.1,
+        ups=[{"ready": 11.0, "took_router": 1.5}],
+        against=[{"ready": 30.0}],
+        floors=[{"engine_alone": 4.0, "two_engines": 9.0}],
+    ),
 }
