@@ -55,13 +55,11 @@ def run(section: Section, more: Given) -> Result | None:
             stdout=subprocess.PIPE,
             timeout=section.most_s,
         )
-        figures = done.stdout.strip() or b"null"
+        done.check_returncode()
+        figures = done.stdout.strip()
         msgspec.json.decode(figures, type=section.figures)
-    except (subprocess.TimeoutExpired, msgspec.MsgspecError) as exc:
+    except (subprocess.SubprocessError, msgspec.MsgspecError) as exc:
         print(f"{section.name}: failed: {str(exc)[:300]}", file=sys.stderr)
-        return None
-    if done.returncode:
-        print(f"{section.name}: failed: exit code {done.returncode}", file=sys.stderr)
         return None
     return Result(
         benchmark=section.name,

@@ -42,7 +42,9 @@ SECTIONS = {
         Section("compare", "Does it pay?", "pdq bench compare --json", compare.Report, 180 * MINUTE),
         Section("control", "The control path over its floor", "tests.bench.control --json", report.Report, 30 * MINUTE),
         Section("scale", "Ten to a thousand workers", "tests.bench.scale --json", scale_report.Report, 45 * MINUTE),
-        Section("tokens", "Tokens through the log", "tests.bench.tokens --json", tokens.Report, 15 * MINUTE),
+        Section(
+            "tokens", "Tokens through the log", "tests.bench.tokens --tokens 16000 --json", tokens.Report, 15 * MINUTE
+        ),
         Section("streams", "A thousand streams", "tests.bench.streams --json", streams.Report, 15 * MINUTE),
         Section("kv", "What moving KV costs", "tests.bench.kv --json", kv_report.Report, 120 * MINUTE),
         Section(

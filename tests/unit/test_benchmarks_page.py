@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.bench import claims, page, plots, result
+from tests.bench import claims, page, plots, publish, result
 from tests.bench.result import Machine, Result
 from tests.bench.sections import SECTIONS
 from tests.unit.bench_figures import FIGURES
@@ -86,3 +86,25 @@ def test_plots_without_figures_are_removed(tmp_path: Path) -> None:
         (tmp_path / f"{name}.svg").touch()
     plots.write(page.load(tmp_path), tmp_path)
     assert list(tmp_path.glob("*.svg")) == []
+
+
+def test_what_a_benchmark_prints_is_kept_with_what_was_run(tmp_path: Path) -> None:
+    (printed := tmp_path / "printed.json").write_bytes(msgspec.json.encode(FIGURES["streams"]))
+    section = SECTIONS["streams"]._replace(command=f"json.tool {printed}")
+    found = publish.run(section, publish.Given(["--indent", "1"], ["code=trace.csv"]))
+    assert found is not None and found.command == f"{section.shown} code=trace.csv" and found.took_s > 0
+    result.save(found, tmp_path)
+    run = page.load(tmp_path)["streams"]
+    assert isinstance(run, page.Run) and run.figures == FIGURES["streams"]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [("json.tool nowhere", "exit status"), ("this", "malformed"), ("json.tool --json-lines /dev/null", "truncated")],
+)
+def test_a_benchmark_that_fails_leaves_nothing_and_says_why(
+    command: str, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert publish.run(SECTIONS["streams"]._replace(command=command), publish.Given([], [])) is None
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("streams: failed:") and told in said
