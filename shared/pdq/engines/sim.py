@@ -39,6 +39,8 @@ from pdq.settings import EngineSettings, ModelSpec
 
 NAME = "sim/1"
 NOTHING = Sampling(max_tokens=1)
+MOST_JOINED = 16
+"""Tokens of steps that took no time which come in one `Tokens`."""
 EXIT_STATUS = 70
 """Of a process that the `exit_after` fault ends."""
 COUNTERS = (
@@ -290,15 +292,16 @@ def check(work: Work, spec: ModelSpec) -> None:
 
 
 def _joined(items: list[Tokens | Done]) -> Iterator[Tokens | Done]:
-    """The same with all tokens in one; they have no deltas."""
+    """The same with up to `MOST_JOINED` tokens in one; they have no deltas."""
     tokens = [item for item in items if isinstance(item, Tokens)]
-    if tokens:
-        logprobs = [logprob for each in tokens for logprob in each.logprobs or ()]
+    for start in range(0, len(tokens), MOST_JOINED):
+        some = tokens[start : start + MOST_JOINED]
+        logprobs = [logprob for each in some for logprob in each.logprobs or ()]
         yield Tokens(
-            ids=tuple([id for each in tokens for id in each.ids]),
-            text="".join([each.text for each in tokens]),
+            ids=tuple([id for each in some for id in each.ids]),
+            text="".join([each.text for each in some]),
             logprobs=tuple(logprobs) or None,
-            held=tokens[-1].held,
+            held=some[-1].held,
         )
     yield from items[len(tokens) :]
 

@@ -10,6 +10,7 @@ prompt begins in it. A request that leaves has no part in the next step.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from pdq.engines.base import Tokens
@@ -19,8 +20,8 @@ from pdq.engines.sim_timing import Profile
 
 Emit = Callable[["Running", Tokens], None]
 
-STEPS_AT_ONCE = 16
-"""Of steps that take no time, so many are made before others have their turn: a turn costs more than a step."""
+TURN_S = 0.0005
+"""Steps that take no time are made for so long before others have their turn: a turn costs more than a step."""
 
 
 class Running:
@@ -118,18 +119,18 @@ class StepLoop:
         """Step until cancelled."""
         clock = asyncio.get_running_loop().time
         free_at = clock()
-        num_steps = 0
+        turn = time.perf_counter()
         while True:
             if not self._running:
                 self._work.clear()
                 await self._work.wait()
-                free_at = clock()
+                free_at, turn = clock(), time.perf_counter()
             decoding, chunks = self._plan()
             free_at += self._step_ms(decoding, chunks) / 1e3
             wait_s = max(0.0, free_at - clock())
-            num_steps += 1
-            if wait_s or num_steps % STEPS_AT_ONCE == 0:
+            if wait_s or time.perf_counter() - turn > TURN_S:
                 await asyncio.sleep(wait_s)
+                turn = time.perf_counter()
             self._apply(decoding, chunks)
 
     def _plan(self) -> tuple[list[Running], list[tuple[Running, int]]]:
