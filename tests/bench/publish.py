@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from tests.bench.result import ROOT, Result
 from tests.bench.sections import SECTIONS, Section
 
 INTERRUPTED = 130
+END_S = 90.0
+"""How long a benchmark may take to end what it has started."""
 
 
 class Given(NamedTuple):
@@ -49,14 +52,8 @@ def run(section: Section, more: Given) -> Result | None:
     """One benchmark, bounded; None: it failed, and has said why."""
     (commit, changed), load, began = result.commit(), os.getloadavg()[0], time.monotonic()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *shlex.split(section.command), *more.arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            timeout=section.most_s,
-        )
-        done.check_returncode()
-        figures = done.stdout.strip()
+        command = [sys.executable, "-m", *shlex.split(section.command), *more.arguments]
+        figures = _printed(command, section.most_s)
         msgspec.json.decode(figures, type=section.figures)
     except (subprocess.SubprocessError, msgspec.MsgspecError) as exc:
         print(f"{section.name}: failed: {str(exc)[:300]}", file=sys.stderr)
@@ -73,6 +70,33 @@ def run(section: Section, more: Given) -> Result | None:
         machine=result.machine(),
         figures=msgspec.Raw(figures),
     )
+
+
+def _printed(command: list[str], most_s: float) -> bytes:
+    """What a command prints. It ends what it has started, also where it is interrupted or takes too long.
+
+    Raises subprocess.TimeoutExpired, and subprocess.CalledProcessError for one that fails.
+    """
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            printed, _ = process.communicate(timeout=most_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as exc:
+            # Ctrl-C has reached it too, and a second one would keep it from tidying up.
+            if isinstance(exc, subprocess.TimeoutExpired):
+                process.send_signal(signal.SIGINT)
+            _end(process)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return printed.strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
 
 
 def write(directory: Path, text: Path) -> None:
