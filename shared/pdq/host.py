@@ -22,6 +22,7 @@ from pdq import subjects
 from pdq.about import about
 from pdq.bus import Bus, Outbox, Puller, connected
 from pdq.engines.base import Engine
+from pdq.engines.early import EarlyProcess
 from pdq.engines.factory import create
 from pdq.engines.vllm_config import Role
 from pdq.errors import Unavailable
@@ -75,15 +76,20 @@ class Settings(msgspec.Struct, frozen=True):
         )
 
 
-async def serve(role: Role, stages: Mapping[StageName, MakeHandler], stop: Stop) -> None:
-    """Run a worker of these stages until `stop` is set. Raises Misconfigured or Unavailable."""
+async def serve(
+    role: Role, stages: Mapping[StageName, MakeHandler], stop: Stop, core: EarlyProcess | None = None
+) -> None:
+    """Run a worker of these stages until `stop` is set. Raises Misconfigured or Unavailable.
+
+    `core`: a process for the engine's core that exists already.
+    """
     start = Start()
     settings = Settings.load()
     log_settings(*(getattr(settings, name) for name in settings.__struct_fields__))
     spec = config.load_models(config.models_path()).one(settings.worker.model)
     worker = config.worker_id(settings.worker, role)
     metrics = Metrics([spec.slug])
-    engine = create(spec, role, settings.engine, settings.kv)
+    engine = create(spec, role, settings.engine, settings.kv, core)
     host = _Host(settings, worker, engine, metrics, start, stop)
     consumers = [pair for stage in stages for pair in _consumers(stage, spec.slug)]
     telemetry = Telemetry.start(role if role != "both" else "worker", settings.trace, worker)

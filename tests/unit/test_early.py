@@ -107,3 +107,44 @@ def test_it_does_not_outlive_whoever_began_it() -> None:
     while psutil.pid_exists(int(done.stdout)):
         assert time.monotonic() < give_up
         time.sleep(0.05)
+
+
+COPIED = """
+import multiprocessing, os, sys
+from pdq.engines.early import CopiedProcess, _Context
+core = CopiedProcess(())
+process = _Context(multiprocessing.get_context("spawn"), core).Process(target=exec, args=({code!r},))
+{{told}}
+process.start()
+process.join({bound})
+print(process.pid == core.pid, process.exitcode)
+"""
+
+
+def copied(code: str, told: str = "") -> str:
+    """What a program says that makes a process for `code` from a copy of itself; `told`: what it does before."""
+    program = COPIED.format(code=code, bound=BOUND_S).replace("{told}", told)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S, check=True)
+    return done.stdout.strip()
+
+
+def test_a_copy_becomes_the_process_that_is_spawned() -> None:
+    assert copied("import sys; sys.exit(7)") == "True 7"
+    assert copied("import os; os.kill(os.getpid(), 9)") == "True -9"
+
+
+def test_a_copy_has_the_environment_and_the_cpus_of_the_moment_of_its_start() -> None:
+    cpu = max(os.sched_getaffinity(0))
+    code = f"import os; assert os.environ['TOLD_LATER'] == 'yes'; assert os.sched_getaffinity(0) == {{{cpu}}}"
+    assert copied(code, f"os.environ['TOLD_LATER'] = 'yes'; os.sched_setaffinity(0, [{cpu}])") == "True 0"
+
+
+def test_nothing_is_left_of_a_copy_that_nobody_took() -> None:
+    code = "from pdq.engines.early import CopiedProcess as C; import os; c = C(()); print(c.pid, flush=True); {end}"
+    for end in ("c.close()", "os._exit(0)"):
+        program = [sys.executable, "-c", code.replace("{end}", end)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=BOUND_S, check=True)
+        give_up = time.monotonic() + BOUND_S
+        while psutil.pid_exists(int(done.stdout)):
+            assert time.monotonic() < give_up
+            time.sleep(0.05)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pdq.engines.early import EarlyProcess
 from pdq.host import serve
 from pdq.service import Stop, run
 
 from pdq_decode.handler import DecodeHandler
 
 
-async def main(stop: Stop) -> None:
-    await serve("decode", {"decode": DecodeHandler}, stop)
+async def main(stop: Stop, core: EarlyProcess | None = None) -> None:
+    """`core`: see `serve`."""
+    await serve("decode", {"decode": DecodeHandler}, stop, core)
 
 
 if __name__ == "__main__":

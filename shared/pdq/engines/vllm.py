@@ -7,7 +7,6 @@ The engine's core, with model and scheduler, is a process of its own (one more p
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.metadata
 import os
 import time
@@ -57,7 +56,16 @@ there was no room. On to a pool they may take as long as the store itself."""
 class VllmEngine:
     """See pdq.engines.base.Engine. `role` tells vLLM which way KV moves: `prefill` is its producer, the others both."""
 
-    def __init__(self, spec: ModelSpec, role: Role, settings: EngineSettings, kv: KvSettings) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        role: Role,
+        settings: EngineSettings,
+        kv: KvSettings,
+        core: early.EarlyProcess | None = None,
+    ) -> None:
+        """`core`: the process for the engine's core, where it exists already."""
+        self._core = core
         self._spec = spec
         self._role = role
         self._settings = settings
@@ -77,9 +85,9 @@ class VllmEngine:
         reports, doing = self._inbox.open(), ""
         clock = _Clock()
         # Only vLLM's CPU build spawns its core; the others fork it, with all that is imported.
-        core = await asyncio.wrap_future(_bound(early.EarlyProcess, cpus)) if is_cpu_build() else None
+        core = self._core or (await asyncio.wrap_future(_bound(early.EarlyProcess, cpus)) if is_cpu_build() else None)
         # In a thread by itself: vLLM keeps exceptions of its imports, and with them the frames that they passed.
-        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm"))
+        importing = asyncio.create_task(asyncio.to_thread(early.load, [early.FRONT]))
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 doing = f"waiting for the LMCache server at {self._kv.host}:{self._kv.http_port}"

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import aiohttp
 
 from pdq import settings, subjects
-from pdq.engines.vllm_config import is_cpu_build
+from pdq.engines.vllm_config import environment, is_cpu_build
 from pdq.init import init
-from pdq.settings import GatewaySettings, LimitSettings, ModelSpec, WorkerSettings
+from pdq.settings import EngineSettings, GatewaySettings, LimitSettings, ModelSpec, WorkerSettings, variable
 from pdq.up import broker, caches, site
 from pdq.up.caches import Caches, KvMode
 from pdq.up.layout import Layout
@@ -116,8 +116,25 @@ class Plan:
 
     def workers(self) -> list[Spec]:
         """Prefill and decode, on a half of the CPUs each."""
-        halves = cpu_halves() if self._options.engine == "vllm" and is_cpu_build() else ("", "")
-        return [self._worker(name, cpus) for name, cpus in zip(("prefill", "decode"), halves, strict=True)]
+        return [self._worker(name, cpus) for name, cpus in zip(("prefill", "decode"), self._halves(), strict=True)]
+
+    def template(self) -> dict[str, str] | None:
+        """What a process is told that imports for both workers; None where each must do so itself.
+
+        What is read while things are imported, numbers of threads above all, must be the same for both.
+        """
+        if self._options.engine != "vllm" or not is_cpu_build() or sys.platform != "linux":
+            return None
+        environ = clean(self._options.environ)
+        loaded = [
+            settings.load(EngineSettings, environ | {variable(EngineSettings, "cpus"): cpus}) for cpus in self._halves()
+        ]
+        of_prefill, of_decode = map(environment, loaded)
+        # NumPy's BLAS, which nothing here uses, would start a thread for each CPU.
+        return {"OPENBLAS_NUM_THREADS": "1"} | environ | of_prefill if of_prefill == of_decode else None
+
+    def _halves(self) -> tuple[str, str]:
+        return cpu_halves() if self._options.engine == "vllm" and is_cpu_build() else ("", "")
 
     def _worker(self, name: str, cpus: str) -> Spec:
         fixed = {"PDQ_ENGINE_KIND": self._options.engine, "PDQ_WORKER_MODEL": self._model.slug}

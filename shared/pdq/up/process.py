@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 GUARD = Path(__file__).with_name("guard.py")
 GUARD_PATIENCE_S = 5.0
@@ -87,23 +87,29 @@ class Guard:
             self._process.stdin.flush()
 
 
+class Running(Protocol):
+    """A child process, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def terminate(self) -> None: ...
+
+
 class Child:
     """A running process, the leader of a group of its own: signals of the terminal reach the supervisor alone."""
 
-    def __init__(self, spec: Spec, log: Path, guard: Guard) -> None:
-        """Start it. Its output is appended to `log`. Raises OSError."""
+    def __init__(self, spec: Spec, log: Path, guard: Guard, made: Running | None = None) -> None:
+        """Start it, unless it is `made` already. Its output is appended to `log`. Raises OSError."""
         self.spec = spec
         self.started = time.monotonic()
         self._guard = guard
-        with open(log, "ab") as output:
-            self._process = subprocess.Popen(
-                spec.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(spec.environment),
-                start_new_session=True,
-            )
+        self._process = made or _started(spec, log)
         self._guard.add(self.pid, spec.leftovers)
 
     @property
@@ -143,6 +149,18 @@ class Child:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def _started(spec: Spec, log: Path) -> Running:
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            spec.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(spec.environment),
+            start_new_session=True,
+        )
 
 
 def tail(log: Path) -> str:

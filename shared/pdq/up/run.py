@@ -15,12 +15,13 @@ from pdq.messages import ErrorInfo
 from pdq.settings import ModelSpec
 from pdq.up import model as models
 from pdq.up import record as records
+from pdq.up.copies import Template
 from pdq.up.plan import Options, Plan
-from pdq.up.process import GUARD_PATIENCE_S, Guard
+from pdq.up.process import GUARD_PATIENCE_S, Guard, Spec
 from pdq.up.record import ModelName, Record, SiteRecord
 from pdq.up.site import NAME
 from pdq.up.stale import end_stale
-from pdq.up.supervisor import Recorder, Show, Supervisor, unready
+from pdq.up.supervisor import Recorder, Show, Supervisor, together, unready
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -111,17 +112,37 @@ class _Stack:
         await self._supervisor.watch()
 
     async def _start(self) -> None:
-        await self._supervisor.start(self._plan.brokers())
-        await self._plan.init()
-        self._recorder.set(nats_url=self._plan.nats_url, site=self._site())
+        with self._template() as template:
+            await self._supervisor.start(self._plan.brokers())
+            await self._plan.init()
+            self._recorder.set(nats_url=self._plan.nats_url, site=self._site())
+            # Engines take the longest: all load at once, and the workers stop first.
+            tiers = self._tiers()
+            asking = [self._plan.router(), self._plan.gateway(), *self._plan.at_site()]
+            await together(self._supervisor.start(*tiers, asking), self._start_workers(template))
+
+    @contextlib.contextmanager
+    def _template(self) -> Iterator[Template | None]:
+        """What the workers are copied from, importing from now on, where there can be one."""
+        environment = self._plan.template()
+        if environment is None:
+            yield None
+            return
+        with contextlib.closing(Template(environment, self._options.layout.log("template"), self._guard)) as template:
+            yield template
+
+    def _tiers(self) -> list[list[Spec]]:
         if self._options.engine == "vllm":
-            await self._supervisor.start(*self._plan.caches())
+            return self._plan.caches()
+        shutil.rmtree(self._options.layout.sim_kv, ignore_errors=True)
+        self._options.layout.sim_kv.mkdir()
+        return []
+
+    async def _start_workers(self, template: Template | None) -> None:
+        if template is not None and await template.imported():
+            await self._supervisor.start_copies(self._plan.workers(), template)
         else:
-            shutil.rmtree(self._options.layout.sim_kv, ignore_errors=True)
-            self._options.layout.sim_kv.mkdir()
-        # Engines take minutes, the rest seconds: all load at once, and the workers stop first.
-        asking = [self._plan.router(), self._plan.gateway(), *self._plan.at_site()]
-        await self._supervisor.start(asking, self._plan.workers())
+            await self._supervisor.start(self._plan.workers())
 
     def _site(self) -> SiteRecord | None:
         made = self._plan.site

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
 from pdq.errors import PdqError
 from pdq.up import record as records
+from pdq.up.copies import Template
 from pdq.up.layout import Layout
-from pdq.up.process import Child, Guard, Spec, exit_text, tail
+from pdq.up.process import Child, Guard, Running, Spec, exit_text, tail
 from pdq.up.record import ProcessRecord, Record
 
 POLL_S = 0.1
@@ -79,25 +81,24 @@ class Supervisor:
         Waits without a bound: the caller has one for the whole stack. Raises StackFailed when one dies.
         """
         self._levels.extend([spec.name for spec in level] for level in levels)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for spec in itertools.chain(*levels):
-                    group.create_task(self._start(spec))
-        except ExceptionGroup as failed:
-            # Siblings may fail for the same reason; one story is enough.
-            raise failed.exceptions[0] from None
+        await together(*map(self._start, itertools.chain(*levels)))
+
+    async def start_copies(self, specs: list[Spec], template: Template) -> None:
+        """As `start`, of one level, by copies of `template` where it can make them."""
+        self._levels.append([spec.name for spec in specs])
+        copies = await template.copies(specs, {spec.name: self._layout.log(spec.name) for spec in specs})
+        children = [self._spawn(spec, "starting", copies.get(spec.name)) for spec in specs]
+        template.go(len(copies))
+        await together(*map(self._until_ready, children))
 
     async def watch(self) -> None:
         """Restart what dies. Never returns; raises StackFailed when a process does not stay."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for child in list(self._children.values()):
-                    group.create_task(self._keep(child))
-                while True:
-                    self._guard.check()
-                    await asyncio.sleep(POLL_S)
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+        await together(self._check_guard(), *map(self._keep, self._children.values()))
+
+    async def _check_guard(self) -> None:
+        while True:
+            self._guard.check()
+            await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
         """Stop everything, last started first; bounded by the processes' own bounds."""
@@ -121,13 +122,14 @@ class Supervisor:
         await child.stop()
         self._recorder.set_process(child.spec.name, state="stopped", pid=0)
 
-    async def _start(self, spec: Spec) -> Child:
-        child = self._spawn(spec, "starting")
-        while not await spec.ready():
+    async def _start(self, spec: Spec) -> None:
+        await self._until_ready(self._spawn(spec, "starting"))
+
+    async def _until_ready(self, child: Child) -> None:
+        while not await child.spec.ready():
             self._check_alive()
             await asyncio.sleep(PROBE_S)
         self._ready(child)
-        return child
 
     def _check_alive(self) -> None:
         """While the stack is starting, the end of any process is the end of the start."""
@@ -136,14 +138,16 @@ class Supervisor:
                 self._recorder.set_process(name, state="failed", pid=0)
                 raise StackFailed(self._story(name, f"{name} ended while the stack was starting", status))
 
-    def _spawn(self, spec: Spec, state: records.State) -> Child:
+    def _spawn(self, spec: Spec, state: records.State, made: Running | None = None) -> Child:
         try:
-            child = Child(spec, self._layout.log(spec.name), self._guard)
+            child = Child(spec, self._layout.log(spec.name), self._guard, made)
         except OSError as exc:
             self._recorder.set_process(spec.name, state="failed", pid=0)
             raise StackFailed(f"cannot run {spec.command[0]} for {spec.name}: {exc.strerror}") from exc
         self._children[spec.name] = child
-        self._recorder.set_process(spec.name, state=state, pid=child.pid, started=time.time(), ports=dict(spec.ports))
+        # One that was made before tells by itself when that was.
+        started = (records.process_started(child.pid) if made is not None else None) or time.time()
+        self._recorder.set_process(spec.name, state=state, pid=child.pid, started=started, ports=dict(spec.ports))
         return child
 
     def _ready(self, child: Child) -> None:
@@ -176,6 +180,16 @@ class Supervisor:
     def _story(self, name: str, what: str, status: int) -> str:
         log = self._layout.log(name)
         return f"{what} ({exit_text(status)}); the end of {log}:\n{tail(log)}"
+
+
+async def together(*steps: Coroutine[Any, Any, None]) -> None:
+    """Run these side by side. Raises what the first of them that fails raises: one story is enough."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for step in steps:
+                group.create_task(step)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
 
 
 def unready(record: Record, timeout_s: float) -> StackFailed:
