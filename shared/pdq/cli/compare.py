@@ -22,7 +22,7 @@ def compare(
     seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 40.0,
     warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 4.0,
     chat_rate: Annotated[float, typer.Option(metavar="R", min=0.01, help="Chats a second.")] = 0.5,
-    long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = (8.0),
+    long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = 5.0,
     short_rate: Annotated[
         float, typer.Option(metavar="R", min=0.01, help="Requests a second of the third load.")
     ] = 1.0,

@@ -29,6 +29,10 @@ from pdq.up import model as models
 from pdq.up.model import EngineKind
 
 GATEWAY_PORT = settings.variable(settings.GatewaySettings, "port")
+KV_MEMORY_GB = settings.variable(settings.KvServerSettings, "memory_gb")
+MEMORY_GB = "2"
+"""Of each KV server, unless it is said otherwise. What a local stack gives it has less room than two long prompts and
+their encrypted form take, once it is so full that it evicts: KV is then not loaded."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +115,8 @@ def _common(wanted: Wanted, environ: Mapping[str, str]) -> Common:
     if spec.max_model_len < longest:
         raise Misconfigured(f"model {spec.slug} takes {spec.max_model_len} tokens; long prompts have up to {longest}")
     places = hardware.find(environ) if wanted.engine == "vllm" else hardware.ANYWHERE
-    return Common(spec, wanted.engine, places, {**environ, GATEWAY_PORT: "0"}, wanted.start_timeout_s)
+    passed = {KV_MEMORY_GB: MEMORY_GB, **environ, GATEWAY_PORT: "0"}
+    return Common(spec, wanted.engine, places, passed, wanted.start_timeout_s)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pdq.bench import plots
 from pdq.bench.compare import loads
 from pdq.bench.compare.report import Report
 from pdq.bench.compare.rows import Run
-from pdq.bench.compare.verdicts import MEASURES
+from pdq.bench.compare.verdicts import MEASURES, Measure
 from pdq.bench.metrics import gaps_s
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ def write(directory: Path, told: Report, runs: Sequence[Run]) -> list[Path]:
     Raises OSError."""
     figures: dict[str, plots.Figure] = {
         "itl": ("Gaps between tokens of short chats, while long prompts arrive", lambda axes: _itl(axes, told, runs)),
-        "itl-loads": ("p99 gap between tokens of short chats", lambda axes: _bars(axes, told, 0)),
-        "ttft-loads": ("p99 time to first token of short chats", lambda axes: _bars(axes, told, 2)),
-        "tokens-loads": ("Tokens a second", lambda axes: _bars(axes, told, 4)),
+        "itl-loads": ("p99 inter-token latency of short chats", lambda axes: _bars(axes, told, MEASURES[0])),
+        "ttft-loads": ("p99 time to first token of short chats", lambda axes: _bars(axes, told, MEASURES[3])),
+        "tokens-loads": ("Tokens a second", lambda axes: _bars(axes, told, MEASURES[-1])),
     }
     return plots.write_page(directory, TITLE, figures, "\n".join(told.lines()))
 
@@ -56,9 +56,9 @@ def _gaps(runs: Iterable[Run]) -> list[float]:
     ]
 
 
-def _bars(axes: Axes, told: Report, number: int) -> None:
-    """A group of bars for each load; those of one measure."""
-    measure, names = MEASURES[number], list(told.setups)
+def _bars(axes: Axes, told: Report, measure: Measure) -> None:
+    """A group of bars for each load."""
+    names = list(told.setups)
     found = {(row.setup, row.load): measure.of(row) for row in told.rows if row.counts}
     width = 0.8 / max(1, len(names))
     for place, name in enumerate(names):

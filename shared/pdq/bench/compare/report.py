@@ -14,7 +14,8 @@ from pdq.bench.compare.verdicts import BreakEven, Ratio, Winner, break_evens, ra
 from pdq.bench.metrics import Slos, Spread
 
 COLUMNS = (
-    "", "set-up", "ITL p50", "p99", "TTFT p50", "p99", "long p50", "p99", "tokens/s", "good %", "failed", "KV loaded",
+    "", "set-up", "ITL p50", "p99", "gap p99", "TTFT p50", "p99", "long p50", "p99", "tokens/s", "good %", "failed",
+    "KV loaded",
 )  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def _cells(row: Row, title: str) -> tuple[str, ...]:
         f"{row.setup}{'!' if row.error else ''}",
         title,
         *_two(row.itl_ms),
+        _two(row.gap_ms)[1],
         *_two(row.ttft_ms),
         *_two(row.ttft_long_ms),
         f"{row.tokens_per_s:.1f}" if row.completed else "-",

@@ -139,21 +139,22 @@ class _Pdq:
         self._options = options
         self._supervisor = supervisor
         self._kv = KV[setup.topology]
+        self._vllm = options.engine == "vllm"
         self._plan = Plan(Options(layout, options.environ, options.engine, kv=self._kv), options.model)
         self._layout = layout
 
     async def start(self) -> Running:
-        vllm = self._options.engine == "vllm"
+        vllm = self._vllm
         tiers = caches.names(self._kv) if vllm else ()
         self._supervisor.expect("nats", *tiers, "router", "gateway", *self._worker_names())
-        await self._supervisor.start(self._plan.brokers())
+        await self._supervisor.start(self._beside(self._plan.brokers()))
         await self._plan.init()
         if vllm:
-            await self._supervisor.start(*self._plan.caches())
+            await self._supervisor.start(*(self._beside(level) for level in self._plan.caches()))
         else:
             self._layout.sim_kv.mkdir(exist_ok=True)
         gateway = self._plan.gateway()
-        await self._supervisor.start([self._plan.router(), gateway], self._workers())
+        await self._supervisor.start(self._beside([self._plan.router(), gateway]), self._workers())
         return Running((f"http://{HOST}:{gateway.ports['api']}/v1",), self._plan.nats_url)
 
     def _worker_names(self) -> tuple[str, str]:
@@ -162,7 +163,13 @@ class _Pdq:
     def _workers(self) -> list[Spec]:
         places = (self._options.hardware.first, self._options.hardware.second)
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
-        return [_placed(spec, name, place) for spec, name, place in found]
+        return self._beside([_placed(spec, name, place) for spec, name, place in found])
+
+    def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
+        """All that is no engine stays with the prefill engine, where there is one: what decodes has its CPUs for
+        itself. An engine's own process binds itself to its place."""
+        place = self._options.hardware.first if self._setup.disaggregated and self._vllm else Place()
+        return [spec._replace(command=place.pinned(tuple(spec.command))) for spec in specs]
 
 
 def _placed(spec: Spec, name: str, place: Place) -> Spec:
