@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pdq.bus import Delivery, Puller
 from pdq.stage.run import STOP_TIMEOUT_S, Run
@@ -23,8 +23,6 @@ Process = Callable[[Delivery, Run], Awaitable[None]]
 
 Admit = Callable[[], Coroutine[Any, Any, None]]
 """Returns when there is room for one more delivery."""
-
-T = TypeVar("T")
 
 UNFORESEEN_DELAY_S = 5.0
 
@@ -72,26 +70,28 @@ class Loop:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then stop in order."""
         stopping = asyncio.create_task(stop.wait())
-        keeping = asyncio.create_task(self._keep())
+        taking, keeping = asyncio.create_task(self._take(stop)), asyncio.create_task(self._keep())
         try:
-            while not stop.is_set():
-                # A slot that is free is taken at once; only one that is waited for needs a task of its own.
-                slot = self._free.acquire()
-                if not (await _first(slot, stopping) if self._free.locked() else await slot):
-                    break
-                delivery = await _first(self._next(), stopping)
-                if delivery is not None and stop.is_set():
-                    # It came as the stop did. Nobody has claimed it: another worker can have it at once.
-                    await delivery.nak()
-                    delivery = None
-                if delivery is None:
-                    self._free.release()
-                    break
-                self._begin(delivery)
+            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
+            for task in (stopping, taking):
+                task.cancel()
+            await asyncio.wait({taking})
             await self._drain()
             keeping.cancel()
+        if not taking.cancelled():
+            taking.result()
+
+    async def _take(self, stop: asyncio.Event) -> None:
+        """Begin one delivery after the other, each once there is a slot for it; safe to cancel."""
+        while True:
+            await self._free.acquire()
+            delivery = await self._next()
+            if stop.is_set():
+                # It came as the stop did. Nobody has claimed it: another worker can have it at once.
+                await delivery.nak()
+                return
+            self._begin(delivery)
 
     async def _next(self) -> Delivery:
         if self._admit is not None:
@@ -145,15 +145,3 @@ class Loop:
         for task in self._jobs:
             task.cancel()
         await self._puller.close()
-
-
-async def _first(wanted: Coroutine[Any, Any, T], stopping: asyncio.Task[Any]) -> T | None:
-    """The result of `wanted`, or None when stopping came first; `wanted` is cancelled then."""
-    task = asyncio.ensure_future(wanted)
-    try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
