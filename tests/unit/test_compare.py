@@ -44,7 +44,7 @@ def test_the_chats_among_long_prompts_are_those_alone() -> None:
     assert among[: len(chats)] == list(chats) and len(chats) > 5
     assert [request.at_s for request in longs] == [8, 16, 24, 32, 40]
     assert all(1000 <= request.input_tokens <= 1800 for request in longs)
-    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 40 for request in among)
+    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 80 for request in among)
     assert 24 < max(request.at_s for request in mixed) < 44 and max(request.at_s for request in chats) < 24
     assert mixed == sorted(mixed, key=lambda request: request.at_s)
 
@@ -142,7 +142,14 @@ def test_gaps_of_chats_are_told_without_those_of_long_prompts() -> None:
     found = row(setup_of("a"), "mixed", [run("a", *records)], {})
     assert found.itl_ms.max == pytest.approx(100) and found.itl_ms.count == 2
     assert (found.ttft_ms.p50, found.ttft_long_ms.p50) == (500, 4000)
+    assert found.itl_p999_ms == pytest.approx(100) and found.stall_fraction == 0
     assert found.error == "" and found.completed == 2
+
+
+def test_a_stall_is_a_gap_far_over_the_median() -> None:
+    found = row(setup_of("a"), "mixed", [run("a", record(0, 40, [0.1] * 98 + [0.4, 2.0]))], {})
+    assert found.stall_fraction == pytest.approx(0.01) and found.itl_ms.max == pytest.approx(2000)
+    assert found.gap_ms.p99 == pytest.approx(2000) and found.itl_ms.p99 < 450
 
 
 def test_rounds_are_one_after_the_other_not_at_one_time() -> None:
@@ -269,6 +276,8 @@ def told() -> tuple[Report, list[Run]]:
 
 def test_a_set_up_that_did_not_start_is_a_row_with_its_error() -> None:
     lines = told()[0].lines()
+    assert lines[1] == "  a      plain vLLM on both, default budget"
+    lines = lines[lines.index("") + 3 :]
     assert lines[0].startswith("mixed: the same chats, and long prompts (")
     assert any(line.startswith("  g!") for line in lines)
     assert any("(g) does not count: vllm-prefill ended" in line and "ImportError" in line for line in lines)

@@ -17,10 +17,10 @@ from pdq.bench.workload import Load, TimedRequest
 Name = Literal["chats", "mixed", "short"]
 Kind = Literal["chat", "long"]
 
-CHAT_INPUT, CHAT_OUTPUT = (32, 64), 40
+CHAT_INPUT, CHAT_OUTPUT = (32, 64), 80
 LONG_INPUT, LONG_OUTPUT = (1000, 1800), 8
 SHORT_INPUT, SHORT_OUTPUT = (32, 64), 96
-"""Tokens: from, to; and of each answer."""
+"""Tokens: from, to; and of each answer. Most long prompts are nearer to the lower end."""
 TITLES: dict[Name, str] = {
     "chats": "steady short chats alone",
     "mixed": "the same chats, and long prompts",
@@ -80,4 +80,5 @@ def _longs(sizes: Sizes, random: Random) -> Iterator[TimedRequest]:
     """The first comes half a gap after the warm-up."""
     for number in itertools.count():
         at_s = sizes.warm_up_s + (number + 0.5) * sizes.long_every_s
-        yield TimedRequest(at_s=at_s, input_tokens=random.randint(*LONG_INPUT), output_tokens=LONG_OUTPUT)
+        tokens = round(random.triangular(*LONG_INPUT, LONG_INPUT[0]))
+        yield TimedRequest(at_s=at_s, input_tokens=tokens, output_tokens=LONG_OUTPUT)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from pdq.bench import plots
 from pdq.bench.compare import loads
 from pdq.bench.compare.report import Report
-from pdq.bench.compare.rows import Run
+from pdq.bench.compare.rows import Run, counted_gaps_s
 from pdq.bench.compare.verdicts import MEASURES, Measure
-from pdq.bench.metrics import gaps_s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,14 +45,8 @@ def _itl(axes: Axes, told: Report, runs: Sequence[Run]) -> None:
 
 
 def _gaps(runs: Iterable[Run]) -> list[float]:
-    return [
-        gap
-        for run in runs
-        for record in run.records
-        if record.succeeded and not record.warm_up and loads.kind(record) == "chat"
-        for gap in gaps_s(record)
-        if gap > 0
-    ]
+    chats = (record for run in runs for record in run.records if loads.kind(record) == "chat")
+    return [gap for record in chats for gap in counted_gaps_s(record) if gap > 0]
 
 
 def _bars(axes: Axes, told: Report, measure: Measure) -> None:

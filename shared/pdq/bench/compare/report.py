@@ -14,9 +14,13 @@ from pdq.bench.compare.verdicts import BreakEven, Ratio, Winner, break_evens, ra
 from pdq.bench.metrics import Slos, Spread
 
 COLUMNS = (
-    "", "set-up", "ITL p50", "p99", "gap p99", "TTFT p50", "p99", "long p50", "p99", "tokens/s", "good %", "failed",
-    "KV loaded",
+    "", "ITL p50", "p99", "p99.9", "max", "stalls %", "gap p99", "TTFT p50", "p99", "long p50", "p99", "tokens/s",
+    "good %", "failed", "KV loaded",
 )  # fmt: skip
+LEGEND = (
+    "ms. ITL, gap (by its duration) and TTFT: of short chats; stalls: gaps over 5 times the median; long: TTFT of long "
+    "prompts; good: of all requests"
+)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +66,13 @@ def report(plan: Plan, runs: Sequence[Run], slos: Slos, machine: dict[str, Any])
 
 
 def _lines(told: Report) -> Iterator[str]:
+    yield from _section("set-ups", (f"{name:6} {title}" for name, title in told.setups.items()))
+    yield LEGEND
+    yield ""
     for load, title in loads.TITLES.items():
         if rows := [row for row in told.rows if row.load == load]:
             yield f"{load}: {title} ({told.prefill_share[load]:.1f} prompt tokens for each token of an answer)"
-            yield from _table(rows, told.setups)
+            yield from _table(rows)
             yield ""
     yield from _section(
         "ratios", (f"{each.value:8.2f}  {each.name} ({each.over}; {each.under})" for each in told.ratios)
@@ -98,12 +105,12 @@ def _told_of(told: Report) -> str:
     return f"{told.rounds} rounds, {told.sizes.seconds:g} s of mixed and half of it of the others; {machine}"
 
 
-def _table(rows: Sequence[Row], titles: dict[str, str]) -> list[str]:
-    cells = [COLUMNS, *(_cells(row, titles[row.setup]) for row in rows)]
+def _table(rows: Sequence[Row]) -> list[str]:
+    cells = [COLUMNS, *map(_cells, rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width)
+            cell.ljust(width) if place < 1 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells
@@ -112,13 +119,15 @@ def _table(rows: Sequence[Row], titles: dict[str, str]) -> list[str]:
     return [f"  {line}" for line in lines] + told
 
 
-def _cells(row: Row, title: str) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     kv = f"{row.kv.loaded_tokens}/{row.kv.promised_tokens}" if row.kv is not None else "-"
     good = f"{100 * row.good_fraction:.0f}" if row.good_fraction is not None else "-"
     return (
         f"{row.setup}{'!' if row.error else ''}",
-        title,
         *_two(row.itl_ms),
+        f"{row.itl_p999_ms:,.0f}" if row.itl_ms.count else "-",
+        f"{row.itl_ms.max:,.0f}" if row.itl_ms.count else "-",
+        f"{100 * row.stall_fraction:.1f}" if row.itl_ms.count else "-",
         _two(row.gap_ms)[1],
         *_two(row.ttft_ms),
         *_two(row.ttft_long_ms),

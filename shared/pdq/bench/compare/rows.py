@@ -16,6 +16,7 @@ from pdq.bench.metrics import Slos, Spread
 from pdq.bench.records import Record
 
 NOT_LOADED = "kv_not_loaded"
+STALL = 5.0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int] = {}
     itl_ms: Spread = Spread()
     """Gaps between chunks of short chats."""
+    itl_p999_ms: float = 0.0
+    stall_fraction: float = 0.0
+    """Of these gaps, those that are longer than `STALL` times their median."""
     gap_ms: Spread = Spread()
     """The same gaps, each counted for as long as it lasts."""
     ttft_ms: Spread = Spread()
@@ -66,6 +70,7 @@ def row(setup: Setup, load: loads.Name, runs: Sequence[Run], slos: Slos) -> Row:
     records = [record for run in runs for record in run.records]
     whole = metrics.summarise(records, slos)
     chats, longs = (metrics.summarise(_of(kind, records)) for kind in ("chat", "long"))
+    gaps = sorted(gap for record in _of("chat", records) for gap in counted_gaps_s(record))
     each = [metrics.summarise(run.records, slos) for run in runs if run.records]
     seconds = math.fsum(summary.duration_s for summary in each)
     counts = [run.kv for run in runs if run.kv is not None]
@@ -79,6 +84,8 @@ def row(setup: Setup, load: loads.Name, runs: Sequence[Run], slos: Slos) -> Row:
         failed=whole.failed,
         errors=whole.errors,
         itl_ms=chats.itl_ms,
+        itl_p999_ms=1000 * metrics.percentile(gaps, 99.9) if gaps else 0.0,
+        stall_fraction=stall_fraction(gaps),
         gap_ms=chats.gap_ms,
         ttft_ms=chats.ttft_ms,
         ttft_long_ms=longs.ttft_ms,
@@ -88,6 +95,19 @@ def row(setup: Setup, load: loads.Name, runs: Sequence[Run], slos: Slos) -> Row:
         lag_p99_ms=whole.lag_ms.p99,
         kv=kv,
     )
+
+
+def counted_gaps_s(record: Record) -> list[float]:
+    """Of an answer that succeeded after the warm-up; of others none."""
+    return metrics.gaps_s(record) if record.succeeded and not record.warm_up else []
+
+
+def stall_fraction(gaps: Sequence[float]) -> float:
+    """`gaps`: sorted."""
+    if not gaps:
+        return 0.0
+    least = STALL * metrics.percentile(gaps, 50)
+    return sum(gap > least for gap in gaps) / len(gaps)
 
 
 def _of(kind: Kind, records: Iterable[Record]) -> list[Record]:
