@@ -229,14 +229,15 @@ class Follower:
 
     async def _next(self, wait_s: float) -> list[Event]:
         """The next live event, if it follows the last one for sure."""
-        stored = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(wait_s, CATCH_UP_S)):
-                stored = await self._queue.get()
-            self._held_bytes = max(0, self._held_bytes - (len(stored.data) if stored is not None else 0))
+        silence = asyncio.get_running_loop().call_later(min(wait_s, CATCH_UP_S), self.suspect)
+        try:
+            stored = await self._queue.get()
+        finally:
+            silence.cancel()
         if stored is None:
             self._suspicious = True
             return []
+        self._held_bytes = max(0, self._held_bytes - len(stored.data))
         if stored.seq <= self.seq:
             return []
         kind = subjects.parse_log(stored.subject).kind
