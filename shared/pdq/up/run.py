@@ -112,14 +112,17 @@ class _Stack:
         await self._supervisor.watch()
 
     async def _start(self) -> None:
+        brokers, tiers = self._plan.brokers(), self._tiers()
+        # Engines take the longest, and their tiers ask for no broker. What starts last stops first.
         with self._template() as template:
-            await self._supervisor.start(self._plan.brokers())
-            await self._plan.init()
-            self._recorder.set(nats_url=self._plan.nats_url, site=self._site())
-            # Engines take the longest: all load at once, and the workers stop first.
-            tiers = self._tiers()
-            asking = [self._plan.router(), self._plan.gateway(), *self._plan.at_site()]
-            await together(self._supervisor.start(*tiers, asking), self._start_workers(template))
+            await together(self._start_services(brokers, template), self._supervisor.start(*tiers))
+
+    async def _start_services(self, brokers: list[Spec], template: Template | None) -> None:
+        await self._supervisor.start(brokers)
+        await self._plan.init()
+        self._recorder.set(nats_url=self._plan.nats_url, site=self._site())
+        asking = [self._plan.router(), self._plan.gateway(), *self._plan.at_site()]
+        await together(self._supervisor.start(asking), self._start_workers(template))
 
     @contextlib.contextmanager
     def _template(self) -> Iterator[Template | None]:

@@ -44,7 +44,7 @@ class Said(msgspec.Struct):
     pids: dict[str, int] = {}
 
 
-def main(channel: int, modules: Sequence[str]) -> None:
+def main(channel: int, modules: Sequence[str]) -> NoReturn:
     plugin.register()
     early.load(modules)
     if num := _other_threads():
@@ -60,6 +60,8 @@ def main(channel: int, modules: Sequence[str]) -> None:
             _become(one)
         pids[one.name] = pid
     _say(channel, Said(pids))
+    # At once: tidying up what it has imported is of no use to anybody, and the copies wait for its end.
+    os._exit(0)
 
 
 def _become(one: Wanted) -> NoReturn:
