@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
 
+@lru_cache(maxsize=1024)
 def salt(fingerprint: str, tenant: str, key: bytes) -> str:
     """The `cache_salt` of a tenant's KV: 64 hex digits, HMAC-SHA256 under `key` (`read_key`).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from random import getrandbits
 
@@ -12,6 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 _propagator = TraceContextTextMapPropagator()
 _PARENT, _STATE = "traceparent", "tracestate"
+_USUAL = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 def extract(headers: Mapping[str, str]) -> trace.SpanContext:
@@ -20,6 +22,9 @@ def extract(headers: Mapping[str, str]) -> trace.SpanContext:
     found = {name.lower(): value for name, value in headers.items() if name.lower() in (_PARENT, _STATE)}
     if _PARENT not in found:
         return trace.INVALID_SPAN_CONTEXT
+    if _STATE not in found and (usual := _USUAL.fullmatch(found[_PARENT])):
+        trace_id, span_id, flags = (int(part, 16) for part in usual.groups())
+        return trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags))
     return trace.get_current_span(_propagator.extract(found, Context())).get_span_context()
 
 
