@@ -357,6 +357,15 @@ def test_no_destination_makes_no_spans_and_passes_the_context_on(monkeypatch: py
     telemetry.close()
 
 
+def test_opentelemetrys_own_variable_switches_spans_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    telemetry = start("router", file=str(tmp_path / "spans"))
+    with job(telemetry, "route", SAMPLED) as span:
+        assert span.headers() == SAMPLED
+    telemetry.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_global_provider_is_set(services: dict[str, Telemetry]) -> None:
     one_request(services)
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

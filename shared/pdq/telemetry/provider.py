@@ -60,6 +60,8 @@ class Telemetry:
         OpenTelemetry's own variables name, if any. Raises Misconfigured."""
         export.quiet_sdk()
         exporters: list[tuple[SpanExporter, int | None]] = []
+        if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+            return cls(service, settings.sample, instance, exporters)
         if settings.file:
             exporters.append((export.Announced(export.FileExporter(settings.file), settings.file), FILE_DELAY_MS))
         if (collector := export.collector(environ)) is not None:
