@@ -59,7 +59,7 @@ def _scale(found: scale_report.Report | None) -> Iterator[Claim]:
     if found is None:
         yield Claim(what, wanted, None, None)
         return
-    growth = f"the dearest number of workers takes {found.growth - 1:.0%} more than the cheapest"
+    growth = f"the dearest takes {found.growth:.2f} times the cheapest; of the floor {found.floor_growth:.2f} times"
     yield Claim(what, wanted, growth, found.flat)
     for size in found.sizes:
         if size.pdq_saturation.trials:

@@ -9,6 +9,8 @@ import msgspec
 UP = 1.3
 """Factor of a step."""
 MOST_STEPS = 10
+TRIES = 2
+"""Of a rate, until it is sustained."""
 HALVINGS = 2
 """Once a step is not sustained: the result is then within UP ** (1 / 2 ** HALVINGS) of the true rate, 7 %."""
 
@@ -37,21 +39,34 @@ class Saturation(msgspec.Struct, frozen=True):
 
 
 async def search(attempt: Callable[[float], Awaitable[Trial]], start: float) -> Saturation:
-    """From `start` up or down in steps to the edge, then into it; bounded."""
-    trials = [await attempt(start)]
-    up = trials[0].sustained
-    while len(trials) < MOST_STEPS and trials[-1].sustained == up:
-        trials.append(await attempt(trials[-1].rate * (UP if up else 1 / UP)))
-    if trials[-1].sustained != up:
-        low, high = sorted(trial.rate for trial in trials[-2:])
+    """From `start` up or down in steps to the edge, then into it; bounded. A rate that is not sustained is tried once
+    more: a machine has its moments."""
+    trials: list[Trial] = []
+
+    async def sustains(rate: float) -> bool:
+        for _ in range(TRIES):
+            trials.append(await attempt(rate))
+            if trials[-1].sustained:
+                return True
+        return False
+
+    rate, up = start, await sustains(start)
+    edge = None
+    for _ in range(MOST_STEPS - 1):
+        before, rate = rate, rate * (UP if up else 1 / UP)
+        if await sustains(rate) != up:
+            edge = sorted((before, rate))
+            break
+    if edge is not None:
+        low, high = edge
         for _ in range(HALVINGS):
-            trials.append(await attempt((low * high) ** 0.5))
-            low, high = (trials[-1].rate, high) if trials[-1].sustained else (low, trials[-1].rate)
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if await sustains(middle) else (low, middle)
     return _found(trials)
 
 
 def _found(trials: list[Trial]) -> Saturation:
-    within = [trial.rate for trial in trials if trial.sustained]
-    over = [trial for trial in trials if not trial.sustained]
+    within = {trial.rate for trial in trials if trial.sustained}
+    over = [trial for trial in trials if trial.rate not in within]
     limit = min(over, key=lambda trial: trial.rate).limit if over else "not reached"
     return Saturation(max(within, default=0.0), limit, trials)

@@ -144,7 +144,7 @@ async def run(options: argparse.Namespace, directory: Path) -> Report:
                 sizes = [await scale.at(workers) for workers in options.workers]
         finally:
             await asyncio.to_thread(herds.stop)
-    growth = scale_report.growth(sizes)
+    growth = scale_report.growth([size.pdq for size in sizes])
     return Report(
         load_before=load,
         load_after=os.getloadavg()[0],
@@ -160,6 +160,7 @@ async def run(options: argparse.Namespace, directory: Path) -> Report:
         trial_s=options.trial_seconds,
         sizes=sizes,
         growth=growth,
+        floor_growth=scale_report.growth([size.floor for size in sizes]),
         flat=growth <= scale_report.FLAT,
     )
 

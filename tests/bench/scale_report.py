@@ -73,6 +73,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[Size]
     growth: float
     """CPU per request at the dearest number of workers, over the cheapest."""
+    floor_growth: float
+    """The same of the floor, which has no more processes then, but the same broker."""
     flat: bool
 
     def lines(self) -> list[str]:
@@ -92,7 +94,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 if saturation.trials
             ]
         told = " to ".join(str(size.workers) for size in (self.sizes[0], self.sizes[-1]))
-        verdict = f"within {FLAT - 1:.0%}: {'yes' if self.flat else 'NO'} ({self.growth:.2f})"
+        verdict = (
+            f"within {FLAT - 1:.0%}: {'yes' if self.flat else 'NO'} ({self.growth:.2f}; floor {self.floor_growth:.2f})"
+        )
         return [*lines, "", f"CPU per request flat from {told} workers {verdict}"]
 
     def _sustained(self, name: str, saturation: Saturation) -> str:
@@ -116,9 +120,9 @@ def figures(rounds: Sequence[Round], alone: Answer) -> Figures:
     )
 
 
-def growth(sizes: Sequence[Size]) -> float:
-    """See `Report`."""
-    totals = [size.pdq.total_ms.median for size in sizes]
+def growth(sizes: Sequence[Figures]) -> float:
+    """Of one path; see `Report`."""
+    totals = [size.total_ms.median for size in sizes]
     return max(totals) / min(totals)
 
 

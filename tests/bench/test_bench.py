@@ -84,7 +84,7 @@ async def test_what_a_request_costs_is_told_by_number_of_workers(
         assert groups == set(size.pdq.cpu_ms) == set(size.floor.cpu_ms) == set(size.idle_cores)
         assert size.pdq.added_first_p50 and size.pdq.added_end_p50 <= size.pdq.added_end_p99
         for found in (size.floor_saturation, size.pdq_saturation):
-            assert [trial.failed for trial in found.trials] == [0] and set(found.trials[0].cores) == groups
+            assert {trial.failed for trial in found.trials} == {0} and set(found.trials[0].cores) == groups
     assert report.flat == (report.growth <= 1.2) and "from 4 to 8 workers" in report.lines()[-1]
 
 
@@ -96,7 +96,18 @@ async def test_the_edge_of_what_is_sustained_is_found(edge: float) -> None:
     found = await saturation.search(attempt, 50.0)
     assert edge / 1.07 < found.sustained <= edge if edge > 3 else found.sustained == 0
     over = min(trial.rate for trial in found.trials if not trial.sustained)
-    assert found.limit == f"limit at {over:.1f}" and len(found.trials) <= saturation.MOST_STEPS + saturation.HALVINGS
+    most = saturation.TRIES * (saturation.MOST_STEPS + saturation.HALVINGS)
+    assert found.limit == f"limit at {over:.1f}" and len(found.trials) <= most
+
+
+async def test_a_rate_that_fails_once_is_no_limit() -> None:
+    seen: list[float] = []
+
+    async def attempt(rate: float) -> saturation.Trial:
+        seen.append(rate)
+        return saturation.Trial(rate, rate <= 100 and seen.count(rate) == 2, rate, 0.0, 0, {}, "?")
+
+    assert 100 / 1.07 < (await saturation.search(attempt, 50.0)).sustained <= 100
 
 
 async def test_a_rate_that_is_never_too_high_has_no_limit() -> None:

@@ -54,7 +54,8 @@ def _scale() -> scale_report.Report:
         bound_ms=500.0,
         trial_s=5.0,
         sizes=sizes,
-        growth=scale_report.growth(sizes),
+        growth=scale_report.growth([size.pdq for size in sizes]),
+        floor_growth=1.0,
         flat=True,
     )
 
