@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
+import time
 
 from pdq import subjects
 from pdq.bus import Bus
@@ -21,7 +21,7 @@ class Timers:
 
     async def set(self, tenant: str, request: str, at: float) -> None:
         """Make `due` arrive at the reaper at a Unix time (the broker schedules whole seconds: rounded up)."""
-        moment = datetime.fromtimestamp(int(at) + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(at) + 1))
         headers = {"Nats-Schedule": f"@at {moment}", "Nats-Schedule-Target": subjects.due(tenant, request)}
         await self._bus.publish(subjects.timer(tenant, request), b"", headers=headers)
 

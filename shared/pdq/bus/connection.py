@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import nats
@@ -33,20 +34,26 @@ Responder = Callable[[str, bytes], Awaitable[bytes]]
 """Answers a request: its subject and payload, to the payload of the answer."""
 
 
-@contextlib.contextmanager
-def broker_errors(doing: str) -> Iterator[None]:
-    """Turn the client library's errors into Unavailable, saying what was being done; a cancel is heeded."""
-    try:
-        with heeding_cancel():
-            yield
-    except nats.errors.NoRespondersError as exc:
-        raise Unavailable(
-            f"{doing}: nobody answers (are JetStream and a router up? at a site: the uplink? was `pdq init` run?)"
-        ) from exc
-    except nats.errors.MaxPayloadError as exc:
-        raise Rejected(f"{doing}: the payload is over the broker's limit", code="payload_too_large") from exc
-    except (nats.errors.Error, TimeoutError, ConnectionError) as exc:
-        raise Unavailable(f"{doing}: {type(exc).__name__} {exc}".rstrip()) from exc
+class BrokerErrors:
+    """Within it the client library's errors become ours, Unavailable above all, that say what was being done."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        doing = self._doing
+        match exc:
+            case nats.errors.NoRespondersError():
+                why = "are JetStream and a router up? at a site: the uplink? was `pdq init` run?"
+                raise Unavailable(f"{doing}: nobody answers ({why})") from exc
+            case nats.errors.MaxPayloadError():
+                raise Rejected(f"{doing}: the payload is over the broker's limit", code="payload_too_large") from exc
+            case nats.errors.Error() | TimeoutError() | ConnectionError():
+                raise Unavailable(f"{doing}: {type(exc).__name__} {exc}".rstrip()) from exc
 
 
 class Connection:
@@ -200,13 +207,13 @@ class Connection:
         The client library would keep it for the next connection; by then what it says may not hold any more.
         """
         self._check_connected()
-        with broker_errors(f"send to {subject}"):
+        with BrokerErrors(f"send to {subject}"):
             await self._nc.put(subject, data, reply=reply, head=encode_headers(headers))
 
     def post(self, subject: str, data: bytes) -> None:
         """As `send`, for whoever cannot wait: a few bytes that nothing may hold up."""
         self._check_connected()
-        with broker_errors(f"send to {subject}"):
+        with BrokerErrors(f"send to {subject}"):
             self._nc.post(subject, data)
 
     async def subscribe(self, subject: str, callback: Take, *, queue: str = "", confirm: bool = True) -> Subscription:
@@ -215,7 +222,7 @@ class Connection:
         With `confirm` the server knows of the interest when this returns; without, it will before it sees anything
         sent later on this connection.
         """
-        with broker_errors(f"subscribe to {subject}"):
+        with BrokerErrors(f"subscribe to {subject}"):
             subscription = await self._nc.listen(subject, callback, queue=queue)
             if not confirm:
                 return subscription
@@ -267,7 +274,7 @@ class Connection:
         return str(self._nc.new_inbox())
 
     async def flush(self) -> None:
-        with broker_errors("flush"):
+        with BrokerErrors("flush"), heeding_cancel():
             await self._nc.flush(timeout=API_TIMEOUT_S)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
@@ -275,7 +282,7 @@ class Connection:
         return (await self.request_message(subject, data, timeout_s=timeout_s)).data
 
     async def request_message(self, subject: str, data: bytes, *, timeout_s: float) -> Message:
-        with broker_errors(f"request to {subject}"):
+        with BrokerErrors(f"request to {subject}"):
             return await self._nc.ask(subject, data, timeout_s=timeout_s)
 
     # ---- connection events

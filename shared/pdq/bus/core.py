@@ -18,7 +18,7 @@ import msgspec
 import nats.errors
 
 from pdq.bus.cancel import heeding_cancel
-from pdq.bus.connection import API_TIMEOUT_S, Connection, broker_errors
+from pdq.bus.connection import API_TIMEOUT_S, BrokerErrors, Connection
 from pdq.bus.storing import Storing
 from pdq.bus.wire import (
     DELETE_FAILED,
@@ -229,7 +229,7 @@ class Bus(Connection):
         try:
             query = {"seq": after + 1, "next_by_subj": subject, "batch": limit, "max_bytes": max_bytes}
             await self.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), reply=inbox)
-            with broker_errors(f"read of {stream}"):
+            with BrokerErrors(f"read of {stream}"):
                 async with asyncio.timeout(API_TIMEOUT_S):
                     status = await done
         finally:
@@ -244,7 +244,7 @@ class Bus(Connection):
     async def api(self, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request to JetStream's API. Raises ApiError or Unavailable."""
         payload = msgspec.json.encode(body) if body is not None else b""
-        with broker_errors(f"JetStream {verb}"):
+        with BrokerErrors(f"JetStream {verb}"):
             message = await self._nc.ask(f"$JS.API.{verb}", payload, timeout_s=API_TIMEOUT_S)
         try:
             return answer_of(message.data)
@@ -309,7 +309,7 @@ class Bus(Connection):
 
 @contextlib.contextmanager
 def _offer_errors(subject: str) -> Iterator[None]:
-    with broker_errors(f"publish to {subject}"):
+    with BrokerErrors(f"publish to {subject}"):
         try:
             yield
         except nats.errors.NoRespondersError as exc:

@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
-from pdq.bus.cancel import Unhurt
+from pdq.bus.cancel import Unhurt, heeding_cancel
 from pdq.bus.wire import Message
 
 END = b"\r\n"
@@ -44,7 +44,8 @@ class QuickClient(Unhurt):
         """As `post`; waits where too much has not gone out yet."""
         self.post(subject, data, reply=reply, head=head)
         if self._pending_data_size > self._max_pending_size:
-            await self._flush_pending(force_flush=True)
+            with heeding_cancel():
+                await self._flush_pending(force_flush=True)
 
     def post(self, subject: str, data: bytes, *, reply: str = "", head: bytes = b"") -> None:
         """Publish; `head`: its headers, encoded. Raises nats.errors.Error."""
@@ -63,21 +64,31 @@ class QuickClient(Unhurt):
         if not self._writing:
             self._writing = True
             # What else is said in this turn of the event loop goes out in the same write.
-            asyncio.get_running_loop().call_soon(self._wake_flusher)
+            asyncio.get_running_loop().call_soon(self._write)
 
-    def _wake_flusher(self) -> None:
+    def _write(self) -> None:
         self._writing = False
-        if self.is_connected and self._flush_queue.empty():
+        if not self.is_connected:
+            return
+        transport = self._transport._io_writer.transport
+        if not transport.is_closing() and not transport.get_write_buffer_size():
+            self._write_pending()
+        elif self._flush_queue.empty():
+            # It waits until the broker takes more.
             told = asyncio.get_running_loop().create_future()
             told.set_result(None)
             self._flush_queue.put_nowait(told)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         # The library's would overtake what is still to be written; a flush must not.
-        if self._pending and self.is_connected:
-            self._transport.writelines(self._pending)
-            self._pending, self._pending_data_size = [], 0
+        if self.is_connected:
+            self._write_pending()
         await super()._send_ping(future)
+
+    def _write_pending(self) -> None:
+        if self._pending:
+            self._transport.write(b"".join(self._pending))
+            self._pending, self._pending_data_size = [], 0
 
     async def listen(self, subject: str, take: Take, *, queue: str = "") -> Subscription:
         """Subscribe. What `take` raises is reported, and ends nothing."""

@@ -93,11 +93,11 @@ class Standing:
                 await self._bus.send(subject, PULL, reply=self._inbox)
 
     async def _wait(self) -> None:
-        changed = asyncio.ensure_future(self._changed.wait())
+        timer = asyncio.get_running_loop().call_later(EXPIRES_S + LATE_S, self._changed.set)
         try:
-            await asyncio.wait({changed}, timeout=EXPIRES_S + LATE_S)
+            await self._changed.wait()
         finally:
-            changed.cancel()
+            timer.cancel()
 
     def _on_message(self, message: Message) -> None:
         delivery = delivery_of(self._bus, message)

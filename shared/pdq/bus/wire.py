@@ -129,8 +129,12 @@ def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     """Headers as they go over the wire, where they count as payload. A line break within becomes a space."""
     if not headers:
         return b""
-    lines = [f"{name}: {value.strip()}".translate(BREAKS) for name, value in headers.items() if name]
+    lines = [_unbroken(f"{name}: {value.strip()}") for name, value in headers.items() if name]
     return "\r\n".join([PROTOCOL, *lines, "", ""]).encode()
+
+
+def _unbroken(line: str) -> str:
+    return line.translate(BREAKS) if "\r" in line or "\n" in line else line
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:
