@@ -44,7 +44,7 @@ def test_the_chats_among_long_prompts_are_those_alone() -> None:
     assert among[: len(chats)] == list(chats) and len(chats) > 5
     assert [request.at_s for request in longs] == [8, 16, 24, 32, 40]
     assert all(1000 <= request.input_tokens <= 1800 for request in longs)
-    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 80 for request in among)
+    assert all(32 <= request.input_tokens <= 64 and request.output_tokens == 120 for request in among)
     assert 24 < max(request.at_s for request in mixed) < 44 and max(request.at_s for request in chats) < 24
     assert mixed == sorted(mixed, key=lambda request: request.at_s)
 

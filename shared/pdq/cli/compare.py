@@ -19,10 +19,10 @@ def compare(
         str, typer.Option(metavar="N,N,...", help="More budgets of (a), under the mixed load; empty: none.")
     ] = "64,128,256,512",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="All set-ups one after the other, so often.")] = 2,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 30.0,
-    warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 3.0,
-    chat_rate: Annotated[float, typer.Option(metavar="R", min=0.01, help="Chats a second.")] = 0.7,
-    long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = 6.0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 40.0,
+    warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 6.0,
+    chat_rate: Annotated[float, typer.Option(metavar="R", min=0.01, help="Chats a second.")] = 0.6,
+    long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = 7.0,
     short_rate: Annotated[
         float, typer.Option(metavar="R", min=0.01, help="Requests a second of the third load.")
     ] = 1.4,

@@ -17,10 +17,10 @@ from pdq.bench.workload import Load, TimedRequest
 Name = Literal["chats", "mixed", "short"]
 Kind = Literal["chat", "long"]
 
-CHAT_INPUT, CHAT_OUTPUT = (32, 64), 80
+CHAT_INPUT, CHAT_OUTPUT = (32, 64), 120
 LONG_INPUT, LONG_OUTPUT = (1000, 1800), 8
 SHORT_INPUT, SHORT_OUTPUT = (32, 64), 96
-"""Tokens: from, to; and of each answer. Most long prompts are nearer to the lower end."""
+"""Tokens: from, to; and of each answer."""
 TITLES: dict[Name, str] = {
     "chats": "steady short chats alone",
     "mixed": "the same chats, and long prompts",
@@ -57,7 +57,7 @@ def plan(name: Name, sizes: Sizes, seed: int) -> Load:
 
 def warm_up() -> Load:
     """A long prompt and two chats for each engine of a pair, before anything is measured."""
-    tokens = [(LONG_INPUT[1], 2)] * 2 + [(CHAT_INPUT[1], CHAT_OUTPUT // 2)] * 4
+    tokens = [(LONG_INPUT[1], 2)] * 2 + [(CHAT_INPUT[1], CHAT_OUTPUT // 4)] * 4
     return [TimedRequest(at_s=0.0, input_tokens=num, output_tokens=out) for num, out in tokens]
 
 
@@ -80,5 +80,4 @@ def _longs(sizes: Sizes, random: Random) -> Iterator[TimedRequest]:
     """The first comes half a gap after the warm-up."""
     for number in itertools.count():
         at_s = sizes.warm_up_s + (number + 0.5) * sizes.long_every_s
-        tokens = round(random.triangular(*LONG_INPUT, LONG_INPUT[0]))
-        yield TimedRequest(at_s=at_s, input_tokens=tokens, output_tokens=LONG_OUTPUT)
+        yield TimedRequest(at_s=at_s, input_tokens=random.randint(*LONG_INPUT), output_tokens=LONG_OUTPUT)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pdq.bench.compare.hardware import Hardware, Place
 from pdq.bench.compare.plain import Servers, budget
 from pdq.bench.compare.setups import Setup
-from pdq.settings import ModelSpec
+from pdq.settings import EngineSettings, ModelSpec, variable
 from pdq.up import caches
 from pdq.up import model as models
 from pdq.up import record as records
@@ -25,8 +25,12 @@ from pdq.up.record import Record
 from pdq.up.supervisor import Recorder, Supervisor, unready
 
 KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
+DECODE_KV = "lmcache-decode"
 GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
+STEP = {variable(EngineSettings, "max_num_batched_tokens"): "32"}
+"""Of a decode engine that is handed its prompts, unless it is said otherwise: less than a chunk is left of each to
+compute, and several that come at one time do not hold up a step of all others."""
 
 
 class Running(NamedTuple):
@@ -163,13 +167,19 @@ class _Pdq:
     def _workers(self) -> list[Spec]:
         places = (self._options.hardware.first, self._options.hardware.second)
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
-        return self._beside([_placed(spec, name, place) for spec, name, place in found])
+        placed = [_placed(spec, name, place) for spec, name, place in found]
+        if self._setup.disaggregated:
+            placed[1] = placed[1]._replace(environment={**STEP, **placed[1].environment})
+        return self._beside(placed)
 
     def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
         """All that is no engine stays with the prefill engine, where there is one: what decodes has its CPUs for
-        itself. An engine's own process binds itself to its place."""
+        itself. An engine's own process binds itself to its place; decode waits for its KV server within a step."""
         place = self._options.hardware.first if self._setup.disaggregated and self._vllm else Place()
-        return [spec._replace(command=place.pinned(tuple(spec.command))) for spec in specs]
+        return [
+            spec if spec.name == DECODE_KV else spec._replace(command=place.pinned(tuple(spec.command)))
+            for spec in specs
+        ]
 
 
 def _placed(spec: Spec, name: str, place: Place) -> Spec:
