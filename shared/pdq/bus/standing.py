@@ -6,6 +6,7 @@ They stay open from one message to the next, so that a worker that waits asks on
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 
 import msgspec
@@ -19,7 +20,9 @@ from pdq.subjects import NANOSECONDS
 EXPIRES_S = 20.0
 LATE_S = 2.0
 """How long the server may take to say that a pull has expired."""
-PULL = msgspec.json.encode({"batch": 1, "expires": int(EXPIRES_S * NANOSECONDS)})
+SPREAD = 0.25
+"""By chance a pull expires so much sooner: whoever began together must not ask anew together, for the server goes
+through all the pulls that wait at each that comes."""
 
 
 def pull_subject(stream: str, consumer: str) -> str:
@@ -36,6 +39,12 @@ def delivery_of(bus: Bus, message: Message) -> Delivery | None:
     return Delivery(bus, message.subject, message.data, message.headers, message.reply)
 
 
+def pull() -> bytes:
+    """What one pull asks for."""
+    expires_s = EXPIRES_S * random.uniform(1 - SPREAD, 1)
+    return msgspec.json.encode({"batch": 1, "expires": int(expires_s * NANOSECONDS)})
+
+
 class Standing:
     """`next` until it gives None or raises, then `close`. consumers: names, most urgent first."""
 
@@ -47,6 +56,7 @@ class Standing:
         self._bus = bus
         self._subjects = {consumer: pull_subject(stream, consumer) for consumer in consumers}
         self._inbox = bus.inbox()
+        self._pull = pull()
         self._open: set[str] = set()
         self._arrived: dict[str, Delivery] = {}
         self._over = False
@@ -90,7 +100,7 @@ class Standing:
         for consumer, subject in self._subjects.items():
             if consumer not in self._open:
                 self._open.add(consumer)
-                await self._bus.send(subject, PULL, reply=self._inbox)
+                await self._bus.send(subject, self._pull, reply=self._inbox)
 
     async def _wait(self) -> None:
         timer = asyncio.get_running_loop().call_later(EXPIRES_S + LATE_S, self._changed.set)
