@@ -104,14 +104,14 @@ bench-kv: $(STORES) ## what moving KV costs in each mode, against memcpy and the
 bench-cold-start: $(STAMP) model ## from nothing to a worker with the real engine that has served what waited (ROLE=prefill TIER=cold REPEATS=3)
 	@$(BIN)/python -m tests.bench.cold_start --role $(or $(ROLE),prefill) --tier $(or $(TIER),cold) --repeats $(or $(REPEATS),3)
 
-benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their figures: hours (ONLY="scale tokens" TRACES="code=FILE ..." AGAINST=TREE)
-	@$(BIN)/python -m tests.bench.publish $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES)) $(if $(AGAINST),--against $(AGAINST))
+benchmarks: $(STORES) model ## all benchmarks, and docs/benchmarks.md from their figures: hours (ONLY="scale tokens" MORE="--rounds 5" TRACES="code=FILE ..." AGAINST=TREE)
+	@$(BIN)/python -m tests.bench.publish $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES)) $(if $(AGAINST),--against $(AGAINST)) $(if $(MORE),--more='$(MORE)')
 
 benchmarks-page: $(STAMP) ## docs/benchmarks.md again, from the figures in docs/benchmarks
 	@$(BIN)/python -m tests.bench.publish --page
 
 bench-up: $(STAMP) model ## from `pdq up` to ready, and to the first token, over bare engines (ROUNDS=3 AGAINST=a working tree)
-	@$(BIN)/python -m tests.bench.up --rounds $(or $(ROUNDS),3) $(if $(AGAINST),--against $(AGAINST))
+	@$(BIN)/python -m tests.bench.up --rounds $(or $(ROUNDS),3) $(if $(AGAINST),--against $(AGAINST)) $(if $(MORE),--more='$(MORE)')
 
 verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
 	@$(BIN)/python -m tests.matrix $(MODES)

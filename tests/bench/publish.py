@@ -117,12 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--against", type=Path, metavar="TREE", help="another working tree, whose `pdq up` is measured too"
     )
+    parser.add_argument("--more", type=shlex.split, default=[], metavar="'OPTIONS'", help="of the one benchmark named")
     parser.add_argument("--page", action="store_true", help="run nothing: only write the page")
     options = parser.parse_args(arguments)
+    if options.more and len(options.only) != 1:
+        parser.error("--more is for one benchmark: --only NAME")
     failed: list[str] = []
     try:
         if not options.page:
-            _run_all([SECTIONS[name] for name in options.only], given(options), failed)
+            _run_all([SECTIONS[name].asked(options.more) for name in options.only], given(options), failed)
     except KeyboardInterrupt:
         print("interrupted: what was done is kept", file=sys.stderr)
         return INTERRUPTED

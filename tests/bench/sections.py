@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -34,6 +36,10 @@ class Section(NamedTuple):
     def shown(self) -> str:
         """The command as it is typed."""
         return self.command if self.command.startswith("pdq ") else f"python -m {self.command}"
+
+    def asked(self, more: Sequence[str]) -> Section:
+        """The same with more options."""
+        return self._replace(command=" ".join([self.command, shlex.join(more)])) if more else self
 
 
 SECTIONS = {

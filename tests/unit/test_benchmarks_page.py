@@ -97,9 +97,9 @@ def test_plots_without_figures_are_removed(tmp_path: Path) -> None:
 
 def test_what_a_benchmark_prints_is_kept_with_what_was_run(tmp_path: Path) -> None:
     (printed := tmp_path / "printed.json").write_bytes(msgspec.json.encode(FIGURES["streams"]))
-    section = SECTIONS["streams"]._replace(command=f"json.tool {printed}")
-    found = publish.run(section, publish.Given(["--indent", "1"], ["code=trace.csv"]))
-    assert found is not None and found.command == f"{section.shown} code=trace.csv"
+    section = SECTIONS["streams"]._replace(command=f"json.tool {printed}").asked(["--indent", "1"])
+    found = publish.run(section, publish.Given(["--sort-keys"], ["code=trace.csv"]))
+    assert found is not None and found.command == f"python -m json.tool {printed} --indent 1 code=trace.csv"
     result.save(found, tmp_path)
     run = page.load(tmp_path)["streams"]
     assert isinstance(run, page.Run) and run.figures == FIGURES["streams"]
