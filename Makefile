@@ -111,7 +111,7 @@ benchmarks-page: $(STAMP) ## docs/benchmarks.md again, from the figures in docs/
 	@$(BIN)/python -m tests.bench.publish --page
 
 bench-up: $(STAMP) model ## from `pdq up` to ready, and to the first token, over bare engines (ROUNDS=3 AGAINST=a working tree)
-	@$(BIN)/python -m tests.bench.up --rounds $(or $(ROUNDS),3) $(if $(AGAINST),--against $(AGAINST)) $(if $(MORE),--more='$(MORE)')
+	@$(BIN)/python -m tests.bench.up --rounds $(or $(ROUNDS),3) $(if $(AGAINST),--against $(AGAINST))
 
 verify-all: $(STORES) model ## every KV mode in every order, and every fault on KV's way, with real engines: half an hour (MODES="host file ...")
 	@$(BIN)/python -m tests.matrix $(MODES)
