@@ -11,7 +11,6 @@ the same input; where none comes it ends, so that nothing is left of a start tha
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import sys
@@ -49,8 +48,6 @@ def main(channel: int, modules: Sequence[str]) -> NoReturn:
     early.load(modules)
     if num := _other_threads():
         sys.exit(f"{num} threads besides the main one: a copy would lack them")
-    gc.collect()
-    gc.freeze()
     _say(channel, Said())
     wanted = msgspec.json.decode(_line(), type=list[Wanted])
     pids = {}
