@@ -49,6 +49,13 @@ def test_the_chats_among_long_prompts_are_those_alone() -> None:
     assert mixed == sorted(mixed, key=lambda request: request.at_s)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_long_prompts_have_lengths_from_all_of_the_range(seed: int) -> None:
+    longs = [request.input_tokens for request in loads.plan("mixed", SIZES, seed) if request.input_tokens >= 1000]
+    assert len(longs) == 5 and 1300 < sum(longs) / 5 < 1500
+    assert min(longs) < 1250 and max(longs) > 1550
+
+
 def test_a_load_that_measures_nothing_is_refused() -> None:
     with pytest.raises(Rejected):
         loads.plan("short", Sizes(seconds=1, warm_up_s=0.5, chat_rate=1, long_every_s=1, short_rate=0.01), 3)

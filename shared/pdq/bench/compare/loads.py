@@ -21,6 +21,8 @@ CHAT_INPUT, CHAT_OUTPUT = (32, 64), 120
 LONG_INPUT, LONG_OUTPUT = (1000, 1800), 8
 SHORT_INPUT, SHORT_OUTPUT = (32, 64), 96
 """Tokens: from, to; and of each answer."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples are spread evenly between whole numbers, however few they are."""
 TITLES: dict[Name, str] = {
     "chats": "steady short chats alone",
     "mixed": "the same chats, and long prompts",
@@ -77,7 +79,10 @@ def _poisson(rate: float, tokens: tuple[int, int], output: int, random: Random) 
 
 
 def _longs(sizes: Sizes, random: Random) -> Iterator[TimedRequest]:
-    """The first comes half a gap after the warm-up."""
+    """The first comes half a gap after the warm-up. A few of them have lengths from all of the range."""
+    least, most = LONG_INPUT
+    place = random.random()
     for number in itertools.count():
         at_s = sizes.warm_up_s + (number + 0.5) * sizes.long_every_s
-        yield TimedRequest(at_s=at_s, input_tokens=random.randint(*LONG_INPUT), output_tokens=LONG_OUTPUT)
+        tokens = least + int((place + number * GOLDEN) % 1 * (most - least + 1))
+        yield TimedRequest(at_s=at_s, input_tokens=tokens, output_tokens=LONG_OUTPUT)
