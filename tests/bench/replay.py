@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.replay", description=__doc__)
     parser.add_argument("traces", nargs="+", metavar="NAME=FILE", help=f"NAME: {', '.join(SETUPS)}")
     parser.add_argument("--duration", type=float, default=600.0, help="seconds of a replay (%(default)g)")
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds that do not count, first (%(default)g)")
+    parser.add_argument("--warm-up", type=float, default=30.0, help="seconds that do not count, first (%(default)g)")
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS, help="(all)")
     parser.add_argument("--workers", type=int, default=100, help="of each order, half of each stage (%(default)s)")
     parser.add_argument("--factor", type=float, help="how many times slower they are than their profile")

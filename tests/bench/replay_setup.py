@@ -81,7 +81,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETUPS = {
-    "code": Setup(profile="llama2-70b-h100-tp8", factor=16.0, kv_us=8.0, speed=2.0),
+    "code": Setup(profile="llama2-70b-h100-tp8", factor=30.0, kv_us=8.0),
     "conversation": Setup(profile="opt-13b-a100-tp1", factor=20.0, kv_us=18.0),
     "mooncake": Setup(profile="llama2-70b-h100-tp8", factor=4.0, kv_us=8.0, shared=True),
 }
