@@ -77,6 +77,13 @@ def test_the_kv_was_loaded(ran: Ran) -> None:
     assert made >= 20 and loaded == promised >= 32
 
 
+def test_the_workers_were_copies(ran: Ran, home: Path) -> None:
+    """Else they start by themselves, more slowly, and nobody notices."""
+    assert ran.code == 0
+    told = (home / "demo" / "stack" / "logs" / "template.log").read_text()
+    assert "Traceback" not in told and "threads besides" not in told
+
+
 def test_nothing_is_left_behind(ran: Ran, home: Path) -> None:
     assert ran.code == 0
     give_up = time.monotonic() + 10

@@ -24,7 +24,8 @@ from pdq.up.template import MODULES, Said, Wanted
 
 IMPORT_S = 300.0
 """Until the template has imported everything: seconds, or minutes from a cold disk."""
-COPY_S = 10.0
+COPY_S = 30.0
+"""Until it has made copies and ended."""
 POLL_S = 0.05
 SET_CHILD_SUBREAPER = 36
 """Of Linux's prctl: the children of a child that ends become those of this process."""
@@ -55,12 +56,11 @@ class Template:
         self, environment: Mapping[str, str], log: Path, guard: Guard, modules: Sequence[str] = MODULES
     ) -> None:
         """`modules`: what it imports. Raises OSError."""
-        self.began = time.monotonic()
         self._guard = guard
         self._said = b""
+        _adopt(True)
         self._heard, channel = os.pipe()
         os.set_blocking(self._heard, False)
-        _adopt(True)
         try:
             with open(log, "ab") as output:
                 self._process = subprocess.Popen(
@@ -103,7 +103,8 @@ class Template:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(COPY_S)
         self._guard.drop(self._process.pid)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
@@ -140,5 +141,6 @@ class Template:
 
 
 def _adopt(on: bool) -> None:
-    """Whether children of children that end come to this process."""
-    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+    """Whether children of children that end come to this process. Raises OSError where it cannot be had."""
+    if ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(on), 0, 0, 0):
+        raise OSError("the children of others cannot be adopted")

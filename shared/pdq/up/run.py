@@ -127,11 +127,12 @@ class _Stack:
     @contextlib.contextmanager
     def _template(self) -> Iterator[Template | None]:
         """What the workers are copied from, importing from now on, where there can be one."""
-        environment = self._plan.template()
-        if environment is None:
-            yield None
-            return
-        with contextlib.closing(Template(environment, self._options.layout.log("template"), self._guard)) as template:
+        with contextlib.ExitStack() as stack:
+            template = None
+            if (environment := self._plan.template()) is not None:
+                with contextlib.suppress(OSError):
+                    template = Template(environment, self._options.layout.log("template"), self._guard)
+                    stack.callback(template.close)
             yield template
 
     def _tiers(self) -> list[list[Spec]]:
