@@ -28,8 +28,8 @@ KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
 DECODE_KV = "lmcache-decode"
 GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
-STEP = {variable(EngineSettings, "max_num_batched_tokens"): "32"}
-"""Of a decode engine that is handed its prompts, unless it is said otherwise: less than a chunk is left of each to
+STEP = variable(EngineSettings, "max_num_batched_tokens")
+"""A chunk, where a decode engine is handed its prompts and it is not said otherwise: less than that is left of each to
 compute, and several that come at one time do not hold up a step of all others."""
 
 
@@ -148,18 +148,20 @@ class _Pdq:
         self._layout = layout
 
     async def start(self) -> Running:
-        vllm = self._vllm
-        tiers = caches.names(self._kv) if vllm else ()
-        self._supervisor.expect("nats", *tiers, "router", "gateway", *self._worker_names())
+        names = caches.names(self._kv) if self._vllm else ()
+        self._supervisor.expect("nats", *names, "router", "gateway", *self._worker_names())
         await self._supervisor.start(self._beside(self._plan.brokers()))
         await self._plan.init()
-        if vllm:
-            await self._supervisor.start(*(self._beside(level) for level in self._plan.caches()))
-        else:
-            self._layout.sim_kv.mkdir(exist_ok=True)
-        gateway = self._plan.gateway()
-        await self._supervisor.start(self._beside([self._plan.router(), gateway]), self._workers())
+        tiers, gateway = self._tiers(), self._plan.gateway()
+        # Engines wait for their tiers by themselves.
+        await self._supervisor.start(*tiers, self._beside([self._plan.router(), gateway]), self._workers())
         return Running((f"http://{HOST}:{gateway.ports['api']}/v1",), self._plan.nats_url)
+
+    def _tiers(self) -> list[list[Spec]]:
+        if self._vllm:
+            return [self._beside(level) for level in self._plan.caches()]
+        self._layout.sim_kv.mkdir(exist_ok=True)
+        return []
 
     def _worker_names(self) -> tuple[str, str]:
         return ("decode-1", "decode-2") if self._setup.topology == "decoders" else ("prefill", "decode")
@@ -169,7 +171,8 @@ class _Pdq:
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
         placed = [_placed(spec, name, place) for spec, name, place in found]
         if self._setup.disaggregated:
-            placed[1] = placed[1]._replace(environment={**STEP, **placed[1].environment})
+            step = {STEP: str(self._options.model.chunk_tokens)}
+            placed[1] = placed[1]._replace(environment=step | dict(placed[1].environment))
         return self._beside(placed)
 
     def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
