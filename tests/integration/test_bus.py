@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 from pdq import subjects
 from pdq.bus import Bus, Outbox, Puller, identity
 from pdq.bus.wire import Message
@@ -353,3 +355,23 @@ async def test_a_flush_comes_after_what_was_said_before_it(bus: Bus, broker: Bro
         await other.flush()
         assert len(heard) == number + 1
     await other.close()
+
+
+def test_a_flush_over_a_connection_that_was_just_lost(broker: Broker) -> None:
+    """uvloop refuses to write to it before the client library has noticed."""
+
+    async def lose_and_flush() -> None:
+        bus = await Bus.connect(BusSettings(url=broker.url), "test")
+        for turns in range(4):
+            bus._nc._transport.close()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            with contextlib.suppress(Unavailable):
+                await bus.flush()
+            async with asyncio.timeout(10):
+                while not bus.connected:
+                    await asyncio.sleep(0.01)
+        await bus.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(lose_and_flush())

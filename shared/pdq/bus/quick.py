@@ -70,8 +70,7 @@ class QuickClient(Unhurt):
         self._writing = False
         if not self.is_connected:
             return
-        transport = self._transport._io_writer.transport
-        if not transport.is_closing() and not transport.get_write_buffer_size():
+        if not self._stream.is_closing() and not self._stream.get_write_buffer_size():
             self._write_pending()
         elif self._flush_queue.empty():
             # It waits until the broker takes more.
@@ -80,10 +79,18 @@ class QuickClient(Unhurt):
             self._flush_queue.put_nowait(told)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        if future is not None and self._stream.is_closing():
+            # The connection is lost, and the library has not noticed yet.
+            raise nats.errors.ConnectionClosedError
         # The library's would overtake what is still to be written; a flush must not.
         if self.is_connected:
             self._write_pending()
         await super()._send_ping(future)
+
+    @property
+    def _stream(self) -> asyncio.WriteTransport:
+        stream: asyncio.WriteTransport = self._transport._io_writer.transport
+        return stream
 
     def _write_pending(self) -> None:
         if self._pending:
