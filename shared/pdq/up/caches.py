@@ -20,8 +20,8 @@ from pdq.up.process import Spec
 KvMode = Literal["host", "pool", "p2p"]
 
 WORKERS = ("prefill", "decode")
-MEMORY_GB = {"host": 1.0, "pool": 0.5, "p2p": 0.5}
-"""First tier of each server: together as much as one server for both."""
+MEMORY_GB = 1.0
+"""First tier of a server. It evicts from 80 % on, and a load needs what is left twice: for KV, and for its sealed form."""
 PEER_TIMEOUT_S, PEER_CHECK_S = 5, 1
 """A server that the coordinator has not heard of for so long is gone."""
 
@@ -97,7 +97,7 @@ class Caches:
         )
 
     def _sizes(self, name: str) -> KvServerSettings:
-        default = {variable(KvServerSettings, "memory_gb"): str(MEMORY_GB[self._mode])}
+        default = {variable(KvServerSettings, "memory_gb"): str(MEMORY_GB)}
         asked = settings.load(KvServerSettings, default | dict(self._environ))
         number = 1 if self._mode == "host" else len(WORKERS)
         fits = has_shared_memory(lmcache.SHM_DIRECTORY, number * asked.memory_gb)
