@@ -142,7 +142,9 @@ async def test_a_worker_that_finds_a_cancel_in_place_of_the_dead_one_says_what_w
 
 async def test_a_request_given_up_says_what_was_shown(stack: Stack) -> None:
     stack.add("pdq_router")
-    workers = [stack.add("pdq_decode", PDQ_ENGINE_SIM_FAULTS="decode.exit_after=9") for _ in range(3)]
+    # With time between its tokens, so that the first are out before it dies.
+    dying = {"PDQ_ENGINE_SIM_FAULTS": "decode.exit_after=9", "PDQ_ENGINE_SIM_PROFILE": "llama3-8b-h100*4"}
+    workers = [stack.add("pdq_decode", **dying) for _ in range(3)]
     await stack.start()
     bus = await stack.connect()
     spare = stack.add("pdq_decode")

@@ -54,10 +54,15 @@ class Service:
         self.stop = stop
         self.bus: Bus | None = None
         self.tokenizers: dict[str, Tokenizer] = {}
+        self.listening = False
 
     async def run(self) -> None:
         telemetry = Telemetry.start("router", self.trace, self.worker)
-        checks = [Check("broker", self._check_broker), Check("tokenizers", self._check_tokenizers)]
+        checks = [
+            Check("broker", self._check_broker),
+            Check("tokenizers", self._check_tokenizers),
+            Check("endpoints", self._check_endpoints),
+        ]
         try:
             async with (
                 HealthServer(self.http, self.metrics, checks, self.stop),
@@ -97,6 +102,7 @@ class Service:
         )
         reaper = Reaper(bus, endings, DeadLetters(bus, self.metrics, self.worker), self.metrics)
         await Endpoints(bus, endings).start()
+        self.listening = True
         loops = [
             self._loop(Puller(bus, subjects.SUBMIT, [subjects.ROUTER_CONSUMER]), router, admission.wait_for_log),
             self._loop(Puller(bus, subjects.REAP, [subjects.REAPER_CONSUMER]), reaper),
@@ -135,6 +141,10 @@ class Service:
     async def _check_tokenizers(self) -> None:
         if len(self.tokenizers) < len(self.models.by_slug):
             raise Unavailable("the models' tokenizers are being loaded")
+
+    async def _check_endpoints(self) -> None:
+        if not self.listening:
+            raise Unavailable("questions are not listened to yet")
 
 
 async def main(stop: asyncio.Event) -> None:
