@@ -21,7 +21,7 @@ KvMode = Literal["host", "pool", "p2p"]
 
 WORKERS = ("prefill", "decode")
 MEMORY_GB = 1.0
-"""First tier of a server. It evicts from 80 % on, and a load needs what is left twice: for KV, and for its sealed form."""
+"""First tier of a server. It evicts from 80 % on, and a load needs room twice: for KV, and for its sealed form."""
 PEER_TIMEOUT_S, PEER_CHECK_S = 5, 1
 """A server that the coordinator has not heard of for so long is gone."""
 
