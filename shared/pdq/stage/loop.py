@@ -130,10 +130,11 @@ class Loop:
         while True:
             await asyncio.sleep(self._beat_s)
             for task, (delivery, run) in list(self._jobs.items()):
-                if task in self._jobs:
-                    await delivery.in_progress()
                 if time.monotonic() - run.progressed >= self._stall_s:
+                    # Not kept any more, whether it stops or not: another worker must get it.
                     run.interrupt("stalled")
+                elif task in self._jobs:
+                    await delivery.in_progress()
 
     async def _drain(self) -> None:
         if self._jobs:
