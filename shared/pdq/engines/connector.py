@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.utils import init_logger
 from lmcache.v1.multiprocess.futures import MessagingFuture
+from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdq.engines.lifeline import follow
+from pdq.engines.loads import PacedLoads
 from pdq.engines.reports import Loaded, Looked, Reporter, Stored
 
 REPORTS = "pdq.reports"
@@ -30,6 +32,10 @@ LOOKUP_TIMEOUT = "pdq.lookup_timeout"
 long as a lower tier does not answer it."""
 
 ENGINE_SUFFIX = len("-12345678")
+ANSWER_WAIT_NS = 10_000_000
+"""A scheduler asks once in each step whether a lookup has ended, and LMCache's takes two such questions: two steps of
+prefill are seconds. So the first of them waits as long for the answer, which mostly comes within some milliseconds."""
+ANSWER_POLL_S = 0.0005
 
 log = init_logger(__name__)
 
@@ -63,6 +69,7 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
         self._lookups: dict[str, int] = {}
         self._looked: dict[str, Looked] = {}
         self._loads: dict[str, int] = {}
+        self._paced: PacedLoads | None = None
         self._stores: list[Store] = []
 
     # beside the scheduler
@@ -70,6 +77,9 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         started = self._lookups.setdefault(request.request_id, time.time_ns())
         found, asynchronous = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        while found is None and time.time_ns() - started < ANSWER_WAIT_NS:
+            time.sleep(ANSWER_POLL_S)
+            found, asynchronous = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found is None and time.time_ns() - started > self._lookup_timeout_ns:
             log.warning("the KV tiers did not answer in time; the prompt is computed")
             self.scheduler_adapter._finished_lookup_results[request.request_id] = 0
@@ -103,11 +113,19 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     # beside a model worker
 
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        if isinstance(self.worker_adapter.transfer_ctx, EngineDrivenTransferContext):
+            self._paced = PacedLoads(self.worker_adapter)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         loads = self._transfers("RETRIEVE")
         self._loads.update((meta.request_id, time.time_ns()) for meta in loads)
         try:
-            super().start_load_kv(forward_context, **kwargs)
+            if self._paced:
+                self._paced.step_begins(loads)
+            else:
+                super().start_load_kv(forward_context, **kwargs)
         except Exception:
             log.exception("loading KV failed; the prompts are computed")
             self._fail_loads(loads)
@@ -129,6 +147,8 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self._settle_stores()
+        if self._paced:
+            self._paced.step_ended()
         self._defuse()
         sent, received = super().get_finished(finished_req_ids)
         self._report_loads(received or ())
@@ -175,6 +195,9 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
     def _fail_loads(self, loads: list[Any]) -> None:
         """Hand the blocks of loads that were never submitted back to vLLM, which computes them."""
         self._mark_down()
+        if self._paced:
+            self._paced.fail()
+            return
         adapter = self.worker_adapter
         for meta in loads:
             if meta.request_id not in adapter.retrieve_futures:
