@@ -123,7 +123,7 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
         self._loads.update((meta.request_id, time.time_ns()) for meta in loads)
         try:
             if self._paced:
-                self._paced.step_begins(loads)
+                self._paced.go_on(loads)
             else:
                 super().start_load_kv(forward_context, **kwargs)
         except Exception:
@@ -147,8 +147,6 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self._settle_stores()
-        if self._paced:
-            self._paced.step_ended()
         self._defuse()
         sent, received = super().get_finished(finished_req_ids)
         self._report_loads(received or ())

@@ -15,7 +15,7 @@ from typing import Any
 PART_TOKENS = 256
 """A part costs some milliseconds besides its copy: it is asked of the server, and given back."""
 SHARE = 0.25
-"""Of the last step's time, that loads may take of the next one."""
+"""Of a step's time, that loads may take after it."""
 LEAST_S = 0.01
 
 
@@ -41,23 +41,18 @@ class PacedLoads:
         chunk_tokens = adapter.lmcache_tokens_per_chunk
         self._part_tokens = max(1, PART_TOKENS // chunk_tokens) * chunk_tokens
         self._waiting: deque[_Load] = deque()
-        self._began = self._step_s = 0.0
+        self._ended = 0.0
 
-    def step_begins(self, metas: Iterable[Any]) -> None:
-        """Load a part at least, where something waits. `metas`: new ones, as LMCache describes them."""
+    def go_on(self, metas: Iterable[Any]) -> None:
+        """A step has computed: load a part at least, where something waits. `metas`: new ones, as LMCache has them."""
         self._waiting.extend(_Load(meta, self._part_tokens) for meta in metas)
-        end = time.monotonic() + max(LEAST_S, SHARE * self._step_s)
+        began = time.monotonic()
+        end = began + max(LEAST_S, SHARE * (began - self._ended))
         while self._waiting:
             self._load_part(self._waiting[0])
             if time.monotonic() >= end:
                 break
-        self._began = time.monotonic()
-
-    def step_ended(self) -> None:
-        """The engine has computed. What waits has failed where the server is down."""
-        self._step_s = time.monotonic() - self._began
-        if not self._adapter.is_healthy:
-            self.fail()
+        self._ended = time.monotonic()
 
     def fail(self) -> None:
         """All that waits has failed; the adapter tells so."""

@@ -25,7 +25,6 @@ from pdq.up.record import Record
 from pdq.up.supervisor import Recorder, Supervisor, unready
 
 KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
-DECODE_KV = "lmcache-decode"
 GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
@@ -177,12 +176,9 @@ class _Pdq:
 
     def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
         """All that is no engine stays with the prefill engine, where there is one: what decodes has its CPUs for
-        itself. An engine's own process binds itself to its place; decode waits for its KV server within a step."""
+        itself. An engine's own process binds itself to its place."""
         place = self._options.hardware.first if self._setup.disaggregated and self._vllm else Place()
-        return [
-            spec if spec.name == DECODE_KV else spec._replace(command=place.pinned(tuple(spec.command)))
-            for spec in specs
-        ]
+        return [spec._replace(command=place.pinned(tuple(spec.command))) for spec in specs]
 
 
 def _placed(spec: Spec, name: str, place: Place) -> Spec:
