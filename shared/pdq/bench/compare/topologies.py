@@ -28,8 +28,12 @@ KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
 GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
-"""A chunk, where a decode engine is handed its prompts and it is not said otherwise: less than that is left of each to
-compute, and several that come at one time do not hold up a step of all others."""
+PREFILL_STEP, DECODE_STEP = 256, 16
+"""Tokens of a step, where engines disaggregate and it is not said otherwise. Of prefill: what comes meanwhile waits for
+the next one. Of decode: what is left of a prompt beside its whole chunks is computed there, and must not hold up all
+others."""
+YIELDING = ("nice", "-n", "10")
+"""What runs beside the prefill engine on its cores takes little, and others wait for it, decode too: it goes first."""
 
 
 class Running(NamedTuple):
@@ -170,8 +174,8 @@ class _Pdq:
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
         placed = [_placed(spec, name, place) for spec, name, place in found]
         if self._setup.disaggregated:
-            step = {STEP: str(self._options.model.chunk_tokens)}
-            placed[1] = placed[1]._replace(environment=step | dict(placed[1].environment))
+            placed = [_stepping(spec, tokens) for spec, tokens in zip(placed, (PREFILL_STEP, DECODE_STEP), strict=True)]
+            placed[0] = placed[0]._replace(command=(*YIELDING, *placed[0].command))
         return self._beside(placed)
 
     def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
@@ -187,6 +191,10 @@ def _placed(spec: Spec, name: str, place: Place) -> Spec:
     gpu = {"PDQ_ENGINE_GPU_MEMORY_UTILIZATION": GPU_SHARE} if place.devices else {}
     environ = dict(spec.environment) | place.environment | gpu
     return spec._replace(name=name, command=_of_stage(spec.command, stage), environment=environ)
+
+
+def _stepping(spec: Spec, tokens: int) -> Spec:
+    return spec._replace(environment={STEP: str(tokens)} | dict(spec.environment))
 
 
 def _of_stage(command: Sequence[str], stage: str) -> tuple[str, ...]:
