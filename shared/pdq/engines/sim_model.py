@@ -31,6 +31,7 @@ STATE_BYTES = 16
 START = bytes(STATE_BYTES)
 EOS_ONE_IN = 256
 _DRAWS = 256
+_NONE: frozenset[int] = frozenset()
 
 
 def advance(state: bytes, token: int) -> bytes:
@@ -92,7 +93,7 @@ class Generation:
             return self._script.text[self.num_tokens]
         if self._script.alone:
             return self._tokenizer.eos_token_ids[0]
-        banned = self._early if self.num_tokens < self._sampling.min_tokens else frozenset[int]()
+        banned = self._early if self.num_tokens < self._sampling.min_tokens else _NONE
         for attempt in range(_DRAWS):
             token = self._candidate(state, attempt)
             if token not in banned:
