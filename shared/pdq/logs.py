@@ -34,20 +34,33 @@ class LineFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
+        self._second = (0, "")
+        self._whence: dict[tuple[str, str], str] = {}
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "service": self._service,
-            "logger": record.name,
             "msg": record.getMessage(),
             **{name: value for name, value in vars(record).items() if name not in _STANDARD},
         }
         if record.exc_info and record.exc_info[1] is not None:
             fields["error"] = type(record.exc_info[1]).__name__
             fields["traceback"] = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
-        return " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+        said = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
+        return f"time={self._time(record)} {self._from(record)} {said}"
+
+    def _time(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if self._second[0] != second:
+            self._second = (second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
+        return f"{self._second[1]}.{int(record.msecs):03d}Z"
+
+    def _from(self, record: logging.LogRecord) -> str:
+        """Level, service and logger, of which there are few."""
+        key = (record.levelname, record.name)
+        if key not in self._whence:
+            fields = {"level": record.levelname.lower(), "service": self._service, "logger": record.name}
+            self._whence[key] = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+        return self._whence[key]
 
 
 def _shown(value: object) -> str:
@@ -67,6 +80,9 @@ def to_stderr(service: str) -> None:
     handler.addFilter(_wanted)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # What no line tells is not looked for: it takes as long as the line itself.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def set_level(name: str) -> None:

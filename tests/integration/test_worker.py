@@ -17,6 +17,7 @@ import pytest
 from pdq import operators, subjects, traces
 from pdq.bus import Bus, Delivery, Puller
 from pdq.client import Client, new_request_id
+from pdq.settings import LimitSettings
 from pdq.stage import Loop
 from pdq.stage.run import Run
 
@@ -206,6 +207,30 @@ async def test_a_worker_that_waits_for_room_is_not_idle(bus: Bus) -> None:
     assert not loop.held_up
     stop.set()
     await asyncio.wait_for(running, 10)
+
+
+@pytest.mark.parametrize("limits", [LimitSettings(ack_wait_s=1.0)])
+async def test_the_message_of_stalled_work_goes_to_another_though_the_work_goes_on(bus: Bus) -> None:
+    consumers = [subjects.consumer(MODEL, "normal")]
+    begun, over, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def stalls(delivery: Delivery, run: Run) -> None:
+        begun.set()
+        await over.wait()
+
+    loop = Loop(Puller(bus, subjects.PREFILL, consumers), stalls, slots=1, ack_wait_s=1.0, stall_s=0.5, drain_s=5)
+    running = asyncio.create_task(loop.run(stop))
+    await bus.publish(subjects.job("prefill", MODEL, "normal", "local", "r1"), b"")
+    await asyncio.wait_for(begun.wait(), 10)
+    another = Puller(bus, subjects.PREFILL, consumers)
+    delivery = await asyncio.wait_for(another.get(), 20)
+    assert delivery.num_delivered == 2
+    assert loop.busy == 1
+    await delivery.ack()
+    over.set()
+    stop.set()
+    await asyncio.wait_for(running, 10)
+    await another.close()
 
 
 class Stopping(Puller):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
-from pdq.bus.quick import _Reader
+from pdq.bus.reading import Received
 from pdq.bus.wire import Message, encode_headers, parse_headers
 
 WIRE = (
@@ -20,7 +22,6 @@ WIRE = (
 )
 HEARD = [
     (1, "a.b", "", b"hello", {}),
-    "ping",
     (12, "a.b", "_INBOX.x.1", b"", {}),
     (3, "a.b", "", b"MSG \r\n1", {"X": "12"}),
     "pong",
@@ -34,30 +35,68 @@ class Heard:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    async def deliver(self, sid: int, message: Message) -> None:
+    def deliver(self, sid: int, message: Message) -> None:
         self.heard.append((sid, message.subject, message.reply, message.data, message.headers))
 
-    async def _process_ping(self) -> None:
-        self.heard.append("ping")
-
-    async def _process_pong(self) -> None:
+    def pong(self) -> None:
         self.heard.append("pong")
+
+
+class Read:
+    """A transport whose bytes are read, and the library's stream beneath."""
+
+    def __init__(self, unread: bytes = b"") -> None:
+        self.stream = asyncio.StreamReader()
+        self.stream.feed_data(unread)
+        self.connection = Heard()
+        self._protocol: asyncio.Protocol = asyncio.StreamReaderProtocol(self.stream)
+        Received.take_over(self.stream, self, self.connection)  # type: ignore[arg-type]
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self._protocol = protocol
+
+    def read(self, data: bytes) -> None:
+        self._protocol.data_received(data)
+
+    async def rest(self) -> bytes:
+        """What the library reads."""
+        self._protocol.connection_lost(None)
+        return await self.stream.read()
 
 
 @pytest.mark.parametrize("size", range(1, len(WIRE) + 1))
 async def test_bytes_may_come_in_any_pieces(size: int) -> None:
-    connection = Heard()
-    reader = _Reader(connection)
+    read = Read()
     for at in range(0, len(WIRE), size):
-        await reader.parse(WIRE[at : at + size])
-    assert connection.heard == HEARD
-    assert not reader.buf
+        read.read(WIRE[at : at + size])
+    assert read.connection.heard == HEARD
+    assert await read.rest() == b"PING\r\n+OK\r\n"
 
 
-@pytest.mark.parametrize("line", [b"MSG a 1\r\n", b"MSG a b 1\r\nx\r\n", b"HMSG a 1 1\r\n\r\n", b"MUSIC\r\n"])
-async def test_what_is_no_protocol_is_an_error(line: bytes) -> None:
+@pytest.mark.parametrize("size", range(0, len(WIRE) + 1))
+async def test_what_the_library_has_not_read_is_read_first(size: int) -> None:
+    read = Read(unread=WIRE[:size])
+    read.read(WIRE[size:])
+    assert read.connection.heard == HEARD
+    assert await read.rest() == b"PING\r\n+OK\r\n"
+
+
+@pytest.mark.parametrize("line", [b"MSG a 1\r\n", b"MSG a b 1\r\nx\r\n", b"HMSG a 1 1\r\n\r\n"])
+async def test_what_is_no_protocol_ends_the_librarys_reading(line: bytes) -> None:
+    read = Read()
+    read.read(line)
+    assert not read.connection.heard
     with pytest.raises(ProtocolError):
-        await _Reader(Heard()).parse(line)
+        await read.stream.read(1)
+
+
+async def test_what_is_said_of_the_connection_reaches_the_library() -> None:
+    read = Read()
+    read.read(b"MUSIC\r\n-ERR 'Stale Connection'\r\n")
+    assert await read.rest() == b"MUSIC\r\n-ERR 'Stale Connection'\r\n"
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Za-z-]{1,12}", fullmatch=True), st.text(max_size=30), min_size=1))

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from nats.aio.client import Client
-
 
 @contextlib.contextmanager
 def heeding_cancel() -> Iterator[None]:
@@ -23,16 +21,3 @@ def heeding_cancel() -> Iterator[None]:
     finally:
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
-
-
-class Unhurt(Client):  # type: ignore[misc]
-    """The client library's, whose read loop outlives a flush that is cancelled or given up.
-
-    It would set the result of the flush's cancelled future, and end with that error: a connection that looks alive, and
-    hears nothing until its pings have failed.
-    """
-
-    async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 
 import msgspec
@@ -36,6 +37,7 @@ class Outbox:
         self._woken = asyncio.Event()
         self._reconnected = False
         self._task: asyncio.Task[None] | None = None
+        self._tick: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         await self._bus.subscribe(f"{self._inbox}.*.*", self._on_ack)
@@ -43,6 +45,8 @@ class Outbox:
         self._task = asyncio.create_task(self._watch(), name="outbox")
 
     async def close(self) -> None:
+        if self._tick is not None:
+            self._tick.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -53,7 +57,8 @@ class Outbox:
         name = str(self._made)
         channel = Channel(self, subject, f"{self._inbox}.{name}")
         self._channels[name] = channel
-        self._woken.set()
+        if self._tick is None:
+            self._look_later()
         return channel
 
     def forget(self, channel: Channel) -> None:
@@ -75,12 +80,20 @@ class Outbox:
         self._reconnected = True
         self._woken.set()
 
-    async def _watch(self) -> None:
+    def _look_later(self) -> None:
         """Look now and then, while there is a channel."""
+        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._look) if self._channels else None
+
+    def _look(self) -> None:
+        overdue = time.monotonic() - RESEND_AFTER_S
+        if any(channel.waits_since() <= overdue for channel in self._channels.values()):
+            self._woken.set()
+        self._look_later()
+
+    async def _watch(self) -> None:
+        """Publish again what is overdue, whenever there is some."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S if self._channels else None):
-                    await self._woken.wait()
+            await self._woken.wait()
             self._woken.clear()
             overdue = time.monotonic() - (0 if self._reconnected else RESEND_AFTER_S)
             self._reconnected = False
@@ -140,9 +153,13 @@ class Channel:
         if self._error is not None or not self._pending:
             self._changed.set()
 
+    def waits_since(self) -> float:
+        """When the oldest message was sent that is pending."""
+        return next(iter(self._pending.values()))[0] if self._pending else math.inf
+
     async def resend(self, sent_before: float) -> None:
         """Publish again all that is pending, if the oldest was sent before a time."""
-        if not self._pending or next(iter(self._pending.values()))[0] > sent_before:
+        if self.waits_since() > sent_before:
             return
         now = time.monotonic()
         for number, (_, data) in list(self._pending.items()):

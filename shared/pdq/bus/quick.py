@@ -1,8 +1,9 @@
 """The client library's connection, with a short way for what a service does many times for each request.
 
-The library gives each subscription a queue and a task, tries a regular expression for each kind of line it may get, and
-wraps each request in a timeout of its own; that was most of what a message cost. Here a message goes from where it is
-read straight to whoever listens. Connecting, reconnecting, flushing and closing are the library's.
+The library gives each subscription a queue and a task, tries a regular expression for each kind of line it may get,
+wraps each request in a timeout of its own, and wakes a task for each write; that was most of what a message cost. Here
+a message goes from where it is read straight to whoever listens. Connecting, reconnecting and closing are the
+library's.
 """
 
 from __future__ import annotations
@@ -13,32 +14,56 @@ from itertools import count
 from typing import Any
 
 import nats.errors
+from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.protocol.parser import Parser
+from nats.protocol.command import sub_cmd, unsub_cmd
 
-from pdq.bus.cancel import Unhurt, heeding_cancel
+from pdq.bus.cancel import heeding_cancel
+from pdq.bus.reading import END, Received
 from pdq.bus.wire import Message
 
-END = b"\r\n"
-MESSAGES = (b"MSG ", b"HMSG ")
 NO_RESPONDERS = "503"
+PING = b"PING\r\n"
 
 Take = Callable[[Message], None]
 """Is called where messages are read: it neither waits nor raises."""
 
 
-class QuickClient(Unhurt):
+class QuickClient(Client):  # type: ignore[misc]
     """`put`, `listen` and `ask` are what the library's `publish`, `subscribe` and `request` are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps = _Reader(self)
         self._pending: list[bytes] = []
         self._takes: dict[int, Take] = {}
         self._asked: dict[str, asyncio.Future[Message]] = {}
         self._numbers = count(1)
         self._answers = ""
         self._writing = False
+        self._reporting: set[asyncio.Task[None]] = set()
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        Received.take_over(self._transport._io_reader, self._stream, self)
+
+    def deliver(self, sid: int, message: Message) -> None:
+        """Give a message that was read to whoever listens."""
+        take = self._takes.get(sid)
+        try:
+            if take is not None:
+                take(message)
+        except Exception as exc:
+            task = asyncio.get_running_loop().create_task(self._error_cb(exc))
+            self._reporting.add(task)
+            task.add_done_callback(self._reporting.discard)
+
+    def pong(self) -> None:
+        """The answer to the first ping; whoever waited for it may have given it up."""
+        self._pings_outstanding = 0
+        if self._pongs:
+            answer = self._pongs.pop(0)
+            if not answer.done():
+                answer.set_result(True)
 
     async def put(self, subject: str, data: bytes, *, reply: str = "", head: bytes = b"") -> None:
         """As `post`; waits where too much has not gone out yet."""
@@ -58,7 +83,9 @@ class QuickClient(Unhurt):
         if not self.is_connected and self._pending_data_size + size > self._max_pending_size:
             raise nats.errors.OutboundBufferLimitError
         line = f"HPUB {subject} {reply} {len(head)} {size}\r\n" if head else f"PUB {subject} {reply} {size}\r\n"
-        command = b"".join((line.encode(), head, data, END))
+        self._say(b"".join((line.encode(), head, data, END)))
+
+    def _say(self, command: bytes) -> None:
         self._pending.append(command)
         self._pending_data_size += len(command)
         if not self._writing:
@@ -78,23 +105,49 @@ class QuickClient(Unhurt):
             told.set_result(None)
             self._flush_queue.put_nowait(told)
 
+    async def _send_subscribe(self, sub: Subscription) -> None:
+        self._say(sub_cmd(sub._subject, sub._queue, sub._id))
+
+    async def _send_unsubscribe(self, sid: int, limit: int = 0) -> None:
+        self._say(unsub_cmd(sid, limit))
+
+    async def flush(self, timeout: float = 10) -> None:
+        """See the library's. Raises nats.errors.Error."""
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        if self._reading_task is None or self._reading_task.done():
+            # The event loop is ending: there will be no answer.
+            await self._flush_pending()
+            return
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(timeout, _give_up, answer, nats.errors.FlushTimeoutError())
+        try:
+            await self._send_ping(answer)
+            await answer
+        finally:
+            timer.cancel()
+            answer.cancel()
+
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        if not self.is_connected:
+            await super()._send_ping(future)
+            return
         if future is not None and self._stream.is_closing():
             # The connection is lost, and the library has not noticed yet.
             raise nats.errors.ConnectionClosedError
-        # The library's would overtake what is still to be written; a flush must not.
-        if self.is_connected:
-            self._write_pending()
-        await super()._send_ping(future)
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        # At once, and after all that was said before it: what is not written may go out over the next connection.
+        self._pending.append(PING)
+        self._write_pending()
 
     @property
-    def _stream(self) -> asyncio.WriteTransport:
-        stream: asyncio.WriteTransport = self._transport._io_writer.transport
+    def _stream(self) -> asyncio.Transport:
+        stream: asyncio.Transport = self._transport._io_writer.transport
         return stream
 
     def _write_pending(self) -> None:
         if self._pending:
-            self._transport.write(b"".join(self._pending))
+            self._stream.write(b"".join(self._pending))
             self._pending, self._pending_data_size = [], 0
 
     async def listen(self, subject: str, take: Take, *, queue: str = "") -> Subscription:
@@ -114,7 +167,7 @@ class QuickClient(Unhurt):
         loop, number = asyncio.get_running_loop(), str(next(self._numbers))
         answer: asyncio.Future[Message] = loop.create_future()
         self._asked[number] = answer
-        timer = loop.call_later(timeout_s, _give_up, answer)
+        timer = loop.call_later(timeout_s, _give_up, answer, nats.errors.TimeoutError())
         try:
             await self.put(subject, data, reply=f"{self._answers}.{number}", head=head)
             message = await answer
@@ -130,15 +183,6 @@ class QuickClient(Unhurt):
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    async def deliver(self, sid: int, message: Message) -> None:
-        """Give a message that was read to whoever listens."""
-        take = self._takes.get(sid)
-        try:
-            if take is not None:
-                take(message)
-        except Exception as exc:
-            await self._error_cb(exc)
-
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         super()._remove_sub(sid, max_msgs)
         self._takes.pop(sid, None)
@@ -151,49 +195,6 @@ class QuickClient(Unhurt):
             raise nats.errors.BadSubjectError
 
 
-class _Reader(Parser):  # type: ignore[misc]
-    """Reads messages by itself, and leaves every other line to the library's."""
-
-    buf: bytearray
-    needed: int
-    """How many bytes must be there before it is worth to look again."""
-
-    async def parse(self, data: bytes = b"") -> None:
-        if self.buf:
-            self.buf += data
-            if len(self.buf) < self.needed:
-                return
-            data = bytes(self.buf)
-        self.buf, self.needed, at = bytearray(), 0, 0
-        while (end := data.find(END, at)) >= 0:
-            if data.startswith(MESSAGES, at):
-                sid, subject, reply, head_size, size = _fields(data[at:end])
-                begin = end + len(END)
-                after = begin + size + len(END)
-                if len(data) < after:
-                    self.needed = after - at
-                    break
-                body = begin + head_size
-                message = Message(subject, reply, data[body : begin + size], data[begin:body])
-                at = after
-                await self.nc.deliver(sid, message)
-            else:
-                line, at = data[at : end + len(END)], end + len(END)
-                await super().parse(line)
-        self.buf += data[at:]
-
-
-def _fields(line: bytes) -> tuple[int, str, str, int, int]:
-    """Of a message: subscription, subject, reply, and how many bytes of headers and of all are to come."""
-    try:
-        kind, subject, sid, *rest = line.decode().split()
-        sizes = 2 if kind == "HMSG" else 1
-        reply = rest[0] if len(rest) > sizes else ""
-        return int(sid), subject, reply, int(rest[-2]) if sizes == 2 else 0, int(rest[-1])
-    except (ValueError, IndexError) as exc:
-        raise nats.errors.ProtocolError("nats: malformed message") from exc
-
-
-def _give_up(answer: asyncio.Future[Message]) -> None:
+def _give_up(answer: asyncio.Future[Any], error: Exception) -> None:
     if not answer.done():
-        answer.set_exception(nats.errors.TimeoutError())
+        answer.set_exception(error)

@@ -18,6 +18,19 @@ NOT_NOW = frozenset({10008, 10009, DUPLICATE_IN_PROCESS})
 """A cluster without a leader for the moment, or the same publish under way elsewhere: ask again."""
 
 PROTOCOL = "NATS/1.0"
+USUAL = frozenset(
+    {
+        "Nats-Expected-Last-Subject-Sequence",
+        "Nats-Last-Sequence",
+        "Nats-Msg-Id",
+        "Nats-Sequence",
+        "Nats-Stream",
+        "Nats-Subject",
+        "Nats-Time-Stamp",
+        "traceparent",
+    }
+)
+"""Names of headers that need no look."""
 BREAKS = {ord(each): " " for each in "\r\n"}
 SPACES = " \t\n\r\x0b\x0c"
 
@@ -152,7 +165,9 @@ def parse_header_lines(raw: bytes) -> dict[str, str]:
     headers = {}
     for line in raw.decode("utf-8", "replace").split("\r\n"):
         name, found, value = line.partition(":")
-        name = name.strip(SPACES)
-        if found and name.isascii() and len(name.split()) < 2:
+        if name not in USUAL:
+            name = name.strip(SPACES)
+            found = found if name.isascii() and len(name.split()) < 2 else ""
+        if found:
             headers[name] = value.strip(SPACES)
     return headers

@@ -209,7 +209,9 @@ class SimEngine:
             put(tokens)
             if saver is not None:
                 saver.made(tokens.ids[0], running.states)
-            self._after_token(running, len(times))
+            self._counts["tokens"] += 1
+            if self._faults.after_tokens:
+                self._after_token(running, len(times))
 
         async with saver or nullcontext():
             await self._steps.complete(Running(work.prompt, loaded.tokens, loaded.state, generation, emit))
@@ -238,7 +240,6 @@ class SimEngine:
         return loaded, phases
 
     def _after_token(self, running: Running, own: int) -> None:
-        self._counts["tokens"] += 1
         match self._faults.after_token(own, self._counts["tokens"]):
             case "exit":
                 os._exit(EXIT_STATUS)

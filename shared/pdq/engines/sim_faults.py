@@ -44,7 +44,8 @@ class Faults:
     def __init__(self, text: str = "") -> None:
         self._values = dict(_parse(entry) for entry in text.split(",") if entry.strip())
         self._passed: Counter[Point] = Counter()
-        self._after_token = any(name.endswith("_after") for name in self._values)
+        self.after_tokens = any(name.endswith("_after") for name in self._values)
+        """Whether something may befall a decode after one of its tokens."""
 
     async def before(self, point: Point) -> None:
         """Pass a point: delayed, hung until cancelled, or refused with Unavailable, as configured."""
@@ -61,8 +62,6 @@ class Faults:
 
     def after_token(self, own: int, total: int) -> TokenFault | None:
         """What befalls a decode with `own` tokens, in an engine that has made `total`."""
-        if not self._after_token:
-            return None
         if total == self._of("decode", "exit_after"):
             return "exit"
         if total == self._of("decode", "crash_after"):

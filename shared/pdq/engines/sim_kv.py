@@ -93,8 +93,11 @@ class KvDirectory:
 
     def _read(self, name: bytes) -> bytes | None:
         try:
-            with open(self._file(name), "rb", buffering=0) as file:
-                frame = file.read(self._chunk * STATE_BYTES + CHECKSUM_BYTES + 1)
+            file = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                frame = os.read(file, self._chunk * STATE_BYTES + CHECKSUM_BYTES + 1)
+            finally:
+                os.close(file)
         except OSError:
             return None
         states = frame[:-CHECKSUM_BYTES]

@@ -31,6 +31,7 @@ STATE_BYTES = 16
 START = bytes(STATE_BYTES)
 EOS_ONE_IN = 256
 _DRAWS = 256
+_NONE: frozenset[int] = frozenset()
 
 
 def advance(state: bytes, token: int) -> bytes:
@@ -74,12 +75,19 @@ class Generation:
         self.num_tokens += 1
         stopped = self._stops_at(token)
         last = stopped or self.num_tokens >= self._limit
-        piece = self._decoder.decode(b"" if stopped else self._tokenizer.token_bytes(token), final=last)
-        self._open = self._is_open()
+        piece = self._piece(b"" if stopped else self._tokenizer.token_bytes(token), last)
         text, matched = self._stops.push(piece, check=self.num_tokens > self._sampling.min_tokens, final=last)
         if last or matched:
             self.finish = "stop" if stopped or matched else "length"
         return Tokens(ids=(token,), text=text, logprobs=self._logprobs(state, token), held=self._holds())
+
+    def _piece(self, added: bytes, last: bool) -> str:
+        if not self._open and added.isascii():
+            # As most words are; the decoder would say the same, more slowly.
+            return added.decode("ascii")
+        piece = self._decoder.decode(added, final=last)
+        self._open = self._is_open()
+        return piece
 
     def _holds(self) -> bool:
         return self.finish is None and (self._open or bool(self._stops.held))
@@ -92,7 +100,7 @@ class Generation:
             return self._script.text[self.num_tokens]
         if self._script.alone:
             return self._tokenizer.eos_token_ids[0]
-        banned = self._early if self.num_tokens < self._sampling.min_tokens else frozenset[int]()
+        banned = self._early if self.num_tokens < self._sampling.min_tokens else _NONE
         for attempt in range(_DRAWS):
             token = self._candidate(state, attempt)
             if token not in banned:

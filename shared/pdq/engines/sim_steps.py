@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pdq.engines.base import Tokens
 from pdq.engines.budget import most_of_one_prompt
 from pdq.engines.sim_model import Generation, advance
-from pdq.engines.sim_timing import Profile
+from pdq.engines.sim_timing import PROFILES, Profile
 
 Emit = Callable[["Running", Tokens], None]
 
@@ -88,6 +88,7 @@ class StepLoop:
 
     def __init__(self, profile: Profile, token_budget: int) -> None:
         self._profile = profile
+        self._timeless = profile is PROFILES["instant"]
         self._budget = token_budget
         self._running: list[Running] = []
         self._work = asyncio.Event()
@@ -126,15 +127,28 @@ class StepLoop:
                 await self._work.wait()
                 free_at, turn = clock(), time.perf_counter()
             decoding, chunks = self._plan()
-            free_at += self._step_ms(decoding, chunks) / 1e3
-            wait_s = max(0.0, free_at - clock())
+            wait_s = 0.0
+            if not self._timeless:
+                free_at += self._step_ms(decoding, chunks) / 1e3
+                wait_s = max(0.0, free_at - clock())
             if wait_s or time.perf_counter() - turn > TURN_S:
                 await asyncio.sleep(wait_s)
                 turn = time.perf_counter()
             self._apply(decoding, chunks)
+            if self._timeless and len(self._running) == 1:
+                self._go_on(self._running[0], turn + TURN_S)
+
+    def _go_on(self, running: Running, until: float) -> None:
+        """Steps of the only request that there is, for the rest of the turn: they take no time, and need no plan."""
+        while running in self._running and running.remaining <= 0 and time.perf_counter() < until:
+            running.advance()
+            if running.done.done():
+                self.drop(running)
 
     def _plan(self) -> tuple[list[Running], list[tuple[Running, int]]]:
         decoding = [running for running in self._running if running.remaining <= 0]
+        if len(decoding) == len(self._running):
+            return decoding, []
         left = max(1, self._budget - len(decoding))
         most = left if len(self._running) == 1 else most_of_one_prompt(self._budget)
         chunks = []
@@ -158,8 +172,7 @@ class StepLoop:
         for running, count in chunks:
             if running in self._running:
                 running.compute(count)
-        ready = decoding + [running for running, _ in chunks if running.remaining <= 0]
-        for running in ready:
+        for running in decoding + [running for running, _ in chunks if running.remaining <= 0]:
             if running in self._running:
                 running.advance()
             if running.done.done():

@@ -60,9 +60,10 @@ class Tasks:
                     yield taken
             self._raise_of(task)
         finally:
-            task.cancel()
             try:
-                await asyncio.gather(task, return_exceptions=True)
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
             finally:
                 del self._tasks[task]
 

@@ -32,8 +32,7 @@ def inject(span: trace.SpanContext) -> dict[str, str]:
     """`traceparent` and, if there is one, `tracestate`; empty for a context that is not valid."""
     if not span.is_valid:
         return {}
-    ids = f"{trace.format_trace_id(span.trace_id)}-{trace.format_span_id(span.span_id)}"
-    headers = {_PARENT: f"00-{ids}-{span.trace_flags:02x}"}
+    headers = {_PARENT: f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}
     if span.trace_state:
         headers[_STATE] = span.trace_state.to_header()
     return headers

@@ -26,6 +26,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 NOISY = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal", "opentelemetry.trace.span")
 """Loggers that repeat themselves while a collector is down, or quote headers that a client sent."""
 
+_UNSET = otlp.SpanStatus()
 _CONTEXT_KNOWN, _REMOTE = 0x100, 0x200
 """OTLP's span flags: it is known whether the parent is remote, and it is."""
 
@@ -123,32 +124,48 @@ def _scope(span: ReadableSpan) -> otlp.Scope:
 
 
 def _wire(span: ReadableSpan) -> otlp.WireSpan:
-    context = span.context or trace.INVALID_SPAN_CONTEXT
+    context, parent = span.context or trace.INVALID_SPAN_CONTEXT, span.parent
     return otlp.WireSpan(
-        trace_id=trace.format_trace_id(context.trace_id),
-        span_id=trace.format_span_id(context.span_id),
-        trace_state=context.trace_state.to_header(),
-        parent_span_id=trace.format_span_id(span.parent.span_id) if span.parent else "",
-        flags=_flags(context, span.parent),
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        trace_state=_state(context),
+        parent_span_id=f"{parent.span_id:016x}" if parent else "",
+        flags=_flags(context, parent),
         name=span.name,
         kind=span.kind.value + 1,
         start_time_unix_nano=str(span.start_time or 0),
         end_time_unix_nano=str(span.end_time or 0),
         attributes=otlp.attributes(span.attributes or {}),
         events=tuple(
-            otlp.SpanEvent(time_unix_nano=str(e.timestamp), name=e.name, attributes=otlp.attributes(e.attributes or {}))
-            for e in span.events
+            [
+                otlp.SpanEvent(
+                    time_unix_nano=str(event.timestamp),
+                    name=event.name,
+                    attributes=otlp.attributes(event.attributes or {}),
+                )
+                for event in span.events
+            ]
         ),
         links=tuple(map(_link, span.links)),
-        status=otlp.SpanStatus(message=span.status.description or "", code=span.status.status_code.value),
+        status=_status(span.status),
     )
+
+
+def _state(context: trace.SpanContext) -> str:
+    return context.trace_state.to_header() if context.trace_state else ""
+
+
+def _status(status: trace.Status) -> otlp.SpanStatus:
+    if status.is_unset:
+        return _UNSET
+    return otlp.SpanStatus(message=status.description or "", code=status.status_code.value)
 
 
 def _link(link: trace.Link) -> otlp.SpanLink:
     return otlp.SpanLink(
-        trace_id=trace.format_trace_id(link.context.trace_id),
-        span_id=trace.format_span_id(link.context.span_id),
-        trace_state=link.context.trace_state.to_header(),
+        trace_id=f"{link.context.trace_id:032x}",
+        span_id=f"{link.context.span_id:016x}",
+        trace_state=_state(link.context),
         flags=_flags(link.context, link.context),
     )
 

@@ -77,10 +77,8 @@ class Telemetry:
         span, recorded = self._begin(parent, context.random_trace_id)
         if not recorded:
             return Span(span)
-        attributes = {
-            **_messaging("send", subjects.SUBMIT),
-            **_named(request=request, tenant=tenant, model=model),
-        }
+        named = _named(request=request, tenant=tenant, model=model)
+        attributes = _known({**_messaging("send", subjects.SUBMIT), **named})
         above = parent if parent.is_valid else None
         return Span(span, Record(self._sink, "submit", span, above, time.time_ns(), attributes, SpanKind.PRODUCER))
 
@@ -111,12 +109,17 @@ class Telemetry:
         span, recorded = self._begin(parent, lambda: context.trace_id_of(destination, request, stored_ns))
         if not recorded:
             return StageSpan(span, wait_ns / 1e9)
-        attributes = {
-            **_messaging("process", destination),
-            **_named(request=request, tenant=tenant, model=model),
-            **_known({"messaging.message.id": message_id, "messaging.nats.delivery_attempt": deliveries}),
-            **_known({"pdq.worker.id": worker, "pdq.attempt": attempt, "pdq.stage": stage}),
-        }
+        attributes = _known(
+            {
+                **_messaging("process", destination),
+                **_named(request=request, tenant=tenant, model=model),
+                "messaging.message.id": message_id,
+                "messaging.nats.delivery_attempt": deliveries,
+                "pdq.worker.id": worker,
+                "pdq.attempt": attempt,
+                "pdq.stage": stage,
+            }
+        )
         name = stage if stage in ("forward", "route") else f"process {stage}"
         above, links = (parent, [trace.Link(parent)]) if parent.is_valid else (None, [])
         record = Record(self._sink, name, span, above, now_ns, attributes, SpanKind.CONSUMER, links)
@@ -161,7 +164,7 @@ def _identity(service: str, instance: str) -> dict[str, str]:
     }
 
 
-def _messaging(operation: str, destination: str) -> dict[str, Value]:
+def _messaging(operation: str, destination: str) -> dict[str, str | int]:
     return {
         "messaging.system": "nats",
         "messaging.operation.name": operation,
@@ -170,8 +173,8 @@ def _messaging(operation: str, destination: str) -> dict[str, Value]:
     }
 
 
-def _named(request: str, tenant: str, model: str) -> dict[str, Value]:
-    return _known({"pdq.request.id": request, "pdq.tenant": tenant, "pdq.model": model, "gen_ai.request.model": model})
+def _named(request: str, tenant: str, model: str) -> dict[str, str | int]:
+    return {"pdq.request.id": request, "pdq.tenant": tenant, "pdq.model": model, "gen_ai.request.model": model}
 
 
 def _known(attributes: dict[str, str | int]) -> dict[str, Value]:

@@ -14,6 +14,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pdq.otlp import Value
 
+_UNSET = Status()
+
 MAX_ATTRIBUTE = 1024
 """Characters kept of an attribute's value."""
 
@@ -49,7 +51,7 @@ class Record:
         self._links = links
         self._attributes: dict[str, Value] = {}
         self._events: list[Event] = []
-        self._status = Status()
+        self._status = _UNSET
         self.set(attributes)
 
     def set(self, attributes: Mapping[str, Value]) -> None:
@@ -95,11 +97,10 @@ def context_of_trace(trace_id: int, *, sampled: bool) -> trace.SpanContext:
 
 def own(attributes: Mapping[str, Value]) -> dict[str, Value]:
     """Names without a dot get the prefix `pdq.`, and long texts are cut."""
-    return {name if "." in name else f"pdq.{name}": _cut(value) for name, value in attributes.items()}
-
-
-def _cut(value: Value) -> Value:
-    return value[:MAX_ATTRIBUTE] if isinstance(value, str) else value
+    return {
+        name if "." in name else f"pdq.{name}": value[:MAX_ATTRIBUTE] if isinstance(value, str) else value
+        for name, value in attributes.items()
+    }
 
 
 def _span_id() -> int:

@@ -48,6 +48,7 @@ class Span:
         self._context = span
         self._record = record
         self._failed = False
+        self._headers: dict[str, str] | None = None
 
     @property
     def trace_id(self) -> str:
@@ -60,7 +61,9 @@ class Span:
 
     def headers(self) -> dict[str, str]:
         """`traceparent` and `tracestate` for the next message; a trace that is not sampled says so there."""
-        return context.inject(self._context)
+        if self._headers is None:
+            self._headers = context.inject(self._context)
+        return dict(self._headers)
 
     def set(self, **attributes: Value) -> None:
         """Names without a dot are pdq's own: `set(attempt=2)` sets `pdq.attempt`."""
