@@ -1,8 +1,8 @@
 """KV loaded in parts, step by step, where the engine copies it itself.
 
 Between a GPU and its tier LMCache copies beside the engine's work. On a CPU it copies within a step, for which all who
-decode wait: the KV of a long prompt would take as long as a step or two. So each step loads for a share of its time, and
-the next goes on.
+decode wait: the KV of a long prompt would take as long as a step or two. So each step loads for a share of its time,
+and the next goes on.
 """
 
 from __future__ import annotations
