@@ -12,13 +12,6 @@ import pytest
 import pytest_asyncio
 import torch
 import zmq
-from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
-from lmcache.integration.vllm.vllm_multi_process_adapter import (
-    LMCacheMPSchedulerAdapter,
-    LMCacheMPWorkerAdapter,
-    LoadStoreOp,
-    ParallelStrategy,
-)
 from pdq.engines import loads
 from pdq.engines.loads import PacedLoads, parts
 from pdq.settings import ModelSpec
@@ -27,14 +20,13 @@ from tests.e2e.conftest import KvServer
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("default"),
 ]
 
 BLOCK_TOKENS = 16
 PROMPT_TOKENS = 1024
 NUM_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
-ONE = ParallelStrategy(mla_only=False, vllm_world_size=1, vllm_worker_id=0, tp_size=1, pp_size=1, n_servers=1)
+ONE = {"mla_only": False, "vllm_world_size": 1, "vllm_worker_id": 0, "tp_size": 1, "pp_size": 1, "n_servers": 1}
 BOUND_S = 30.0
 
 
@@ -42,12 +34,19 @@ class Loader:
     """What an engine has of LMCache: adapters beside its scheduler and its worker, and blocks of KV."""
 
     def __init__(self, server: KvServer) -> None:
+        from lmcache.integration.vllm import vllm_multi_process_adapter as lmcache
+
+        one = lmcache.ParallelStrategy(**ONE)
         self._context = zmq.Context()
+        # What was said to a server that is dead is not waited for.
+        self._context.linger = 0
         url = f"tcp://{server.kv.host}:{server.kv.port}"
         options: dict[str, Any] = {"lmcache.mp.mq_timeout": 3.0, "lmcache.mp.heartbeat_interval": 1.0}
-        self.scheduler = LMCacheMPSchedulerAdapter([url], self._context, "m", BLOCK_TOKENS, ONE, extra_config=options)
+        self.scheduler = lmcache.LMCacheMPSchedulerAdapter(
+            [url], self._context, "m", BLOCK_TOKENS, one, extra_config=options
+        )
         options["lmcache.mp.mp_transfer_mode"] = "engine_driven"
-        self.worker = LMCacheMPWorkerAdapter(url, self._context, "m", BLOCK_TOKENS, ONE, extra_config=options)
+        self.worker = lmcache.LMCacheMPWorkerAdapter(url, self._context, "m", BLOCK_TOKENS, one, extra_config=options)
         self.kv = {f"layer.{number}": torch.zeros(2, 2 * NUM_BLOCKS, BLOCK_TOKENS, 1, 8) for number in range(2)}
         self.worker.register_kv_caches(self.kv, layout_hints={"kv_layout": "NHD"})
 
@@ -82,16 +81,20 @@ def wait(done: Any, again: Any) -> None:
         time.sleep(0.01)
 
 
-def op(prompt: list[int], first_block: int, **more: Any) -> LoadStoreOp:
+def op(prompt: list[int], first_block: int, **more: Any) -> Any:
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
+
     blocks = list(range(first_block, first_block + NUM_BLOCKS))
     return LoadStoreOp(token_ids=prompt, block_ids=[blocks], start=0, end=PROMPT_TOKENS, **more)
 
 
-def retrieve(request: str, prompt: list[int]) -> LMCacheMPRequestMetadata:
+def retrieve(request: str, prompt: list[int]) -> Any:
+    from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
+
     return LMCacheMPRequestMetadata(request, "RETRIEVE", op(prompt, NUM_BLOCKS))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture
 async def server(spec: ModelSpec, tmp_path: Path) -> AsyncIterator[KvServer]:
     server = KvServer(tmp_path / "lmcache", spec, transfer_mode="engine_driven")
     try:
