@@ -29,9 +29,9 @@ GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
 PREFILL_STEP, DECODE_STEP = 256, 16
-"""Tokens of a step, where engines disaggregate and it is not said otherwise. Of prefill: what comes meanwhile waits for
-the next one. Of decode: what is left of a prompt beside its whole chunks is computed there, and must not hold up all
-others."""
+"""Tokens of a step, where engines disaggregate on CPUs and it is not said otherwise; a GPU has its own defaults. Of
+prefill: what comes meanwhile waits for the next one. Of decode: what is left of a prompt beside its whole chunks is
+computed there, and must not hold up all others."""
 YIELDING = ("nice", "-n", "10")
 """What runs beside the prefill engine on its cores takes little, and others wait for it, decode too: it goes first."""
 
@@ -173,7 +173,7 @@ class _Pdq:
         places = (self._options.hardware.first, self._options.hardware.second)
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
         placed = [_placed(spec, name, place) for spec, name, place in found]
-        if self._setup.disaggregated:
+        if self._setup.disaggregated and self._options.hardware.first.cpus:
             placed = [_stepping(spec, tokens) for spec, tokens in zip(placed, (PREFILL_STEP, DECODE_STEP), strict=True)]
             placed[0] = placed[0]._replace(command=(*YIELDING, *placed[0].command))
         return self._beside(placed)
