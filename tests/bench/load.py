@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+import nats.errors
 from pdq.errors import PdqError
 
 from tests.bench.paths import Branch
@@ -26,14 +27,15 @@ class Offered(NamedTuple):
 
 
 async def offer(path: Branch, rate: float, seconds: float) -> Offered:
-    """That many requests a second; returns once each has ended, or failed as it does by itself."""
+    """That many requests a second; returns once each has ended, or failed as it does by itself: a full queue's refusal
+    is one failure, of the floor's client, which has nats-py's errors, as of pdq's."""
     clock, answers, failed = asyncio.get_running_loop().time, list[Answer](), list[str]()
     began = clock()
 
     async def one(due: float) -> None:
         try:
             timing = await path.request()
-        except (AssertionError, TimeoutError, PdqError) as exc:
+        except (AssertionError, TimeoutError, PdqError, nats.errors.Error) as exc:
             failed.append(f"{type(exc).__name__}: {exc}"[:200])
         else:
             end_s = clock() - due

@@ -169,6 +169,7 @@ class FloorPath:
         return {role: _pid(process) for role, process in self._processes.items()}
 
     async def request(self) -> Timing:
+        """Raises nats.errors.Error where the queue is full, and TimeoutError."""
         request = f"r-{secrets.token_hex(10)}"
         ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         firsts: list[float] = []
@@ -180,14 +181,16 @@ class FloorPath:
                 ended.set_result(time.perf_counter())
 
         subscription = await self._nc.subscribe(f"floor.live.{TENANT}.{request}.*", cb=take)
-        # The first yield lets the SUB out before the flush's PING, as pdq's own client does.
-        await asyncio.sleep(0)
-        await self._nc.flush()
-        began = time.perf_counter()
-        headers = {REQUEST: request}
-        await self._js.publish(f"floor.submit.{TENANT}.{MODEL}", bytes(self._shape.submit), headers=headers)
-        end_s = await asyncio.wait_for(ended, REQUEST_S) - began
-        await subscription.unsubscribe()
+        try:
+            # The first yield lets the SUB out before the flush's PING, as pdq's own client does.
+            await asyncio.sleep(0)
+            await self._nc.flush()
+            began = time.perf_counter()
+            headers = {REQUEST: request}
+            await self._js.publish(f"floor.submit.{TENANT}.{MODEL}", bytes(self._shape.submit), headers=headers)
+            end_s = await asyncio.wait_for(ended, REQUEST_S) - began
+        finally:
+            await subscription.unsubscribe()
         if len(firsts) != len(self._shape.outs):
             raise AssertionError(f"request {request}: {len(firsts)} of {len(self._shape.outs)} token batches came")
         return Timing(firsts[0] - began, end_s, len(firsts))

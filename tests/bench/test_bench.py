@@ -10,10 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from pdq.bus import Bus
+from pdq.settings import BusSettings, LimitSettings
 
 from tests.bench import cpu, saturation, scale, streams, tokens
+from tests.bench.load import offer
+from tests.bench.paths import FloorPath, make_floor_streams
 from tests.bench.report import PROCESSES, Round, summarise
+from tests.bench.shape import NUM_STATES, Shape
 from tests.bench.stats import percentile, ratios, spread
+from tests.broker import Broker
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +92,23 @@ async def test_what_a_request_costs_is_told_by_number_of_workers(
         for found in (size.floor_saturation, size.pdq_saturation):
             assert {trial.failed for trial in found.trials} == {0} and set(found.trials[0].cores) == groups
     assert report.flat == (report.growth <= 1.2) and "from 4 to 8 workers" in report.lines()[-1]
+
+
+async def test_a_full_queue_of_the_floors_is_a_load_that_failed_in_part(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.start()
+    try:
+        bus = await Bus.connect(BusSettings(url=broker.url), "test")
+        await make_floor_streams(bus, LimitSettings(submit_per_subject=1).of_streams())
+        shape = Shape(submit=100, prefill_job=100, decode_job=100, states=[100] * NUM_STATES, outs=[100])
+        async with FloorPath(broker.url, shape) as floor:
+            assert not (await offer(floor, rate=1.0, seconds=1.0)).failed
+            offered = await offer(floor, rate=1e6, seconds=1e-4)
+        await bus.close()
+    finally:
+        broker.stop()
+    assert len(offered.answers) + len(offered.failed) == 100 and offered.answers
+    assert {failure.partition(" ")[0] for failure in offered.failed} == {"ServiceUnavailableError:"}
 
 
 @pytest.mark.parametrize("edge", [3.0, 40.0, 55.0, 170.0])
