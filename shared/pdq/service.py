@@ -9,6 +9,7 @@ the reason of a stop: a signal, `drain`, or `idle`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -30,6 +31,10 @@ from pdq.telemetry.metrics import CONTENT_TYPE
 log = logging.getLogger(__name__)
 
 FAILED, MISCONFIGURED = 1, 2
+
+GARBAGE = 20_000
+"""Objects made and not freed before garbage is looked for. Little of what a request leaves is in cycles; with Python's
+own 700, looking took a thirtieth of a service's time."""
 
 
 class Stop(asyncio.Event):
@@ -61,6 +66,9 @@ def _run(name: str, main: Main) -> int:
     try:
         logs.set_level(settings.log_level())
         settings.check_environment()
+        # What was imported stays, and is not looked at again.
+        gc.freeze()
+        gc.set_threshold(GARBAGE)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_stopped(main))
     except asyncio.CancelledError:

@@ -140,7 +140,9 @@ class StepLoop:
 
     def _go_on(self, running: Running, until: float) -> None:
         """Steps of the only request that there is, for the rest of the turn: they take no time, and need no plan."""
-        while running in self._running and running.remaining <= 0 and time.perf_counter() < until:
+        if running.remaining > 0:
+            return
+        while running in self._running and time.perf_counter() < until:
             running.advance()
             if running.done.done():
                 self.drop(running)

@@ -10,13 +10,14 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Protocol
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from pdq import otlp
 from pdq.errors import Misconfigured
+from pdq.telemetry.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +28,27 @@ NOISY = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal", "o
 """Loggers that repeat themselves while a collector is down, or quote headers that a client sent."""
 
 _UNSET = otlp.SpanStatus()
+_KIND = {kind: kind.value + 1 for kind in trace.SpanKind}
 _CONTEXT_KNOWN, _REMOTE = 0x100, 0x200
 """OTLP's span flags: it is known whether the parent is remote, and it is."""
 
 
-class Announced(SpanExporter):
+class Exporter(Protocol):
+    """The SDK's SpanExporter, for records."""
+
+    def export(self, spans: Sequence[Record]) -> SpanExportResult: ...
+    def shutdown(self) -> None: ...
+
+
+class Announced:
     """An exporter whose failing and recovering are logged once each."""
 
-    def __init__(self, inner: SpanExporter, destination: str) -> None:
+    def __init__(self, inner: Exporter, destination: str) -> None:
         self._inner = inner
         self._destination = destination
         self._failing = False
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[Record]) -> SpanExportResult:
         result = self._inner.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
@@ -53,7 +62,20 @@ class Announced(SpanExporter):
         self._inner.shutdown()
 
 
-class FileExporter(SpanExporter):
+class Readable:
+    """An exporter of the SDK's, which takes the SDK's spans."""
+
+    def __init__(self, inner: SpanExporter) -> None:
+        self._inner = inner
+
+    def export(self, spans: Sequence[Record]) -> SpanExportResult:
+        return self._inner.export([span.readable() for span in spans])
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+
+class FileExporter:
     """Appends each batch as one line. Several processes may share a file, and it may be moved away."""
 
     def __init__(self, path: str) -> None:
@@ -64,12 +86,15 @@ class FileExporter(SpanExporter):
         except OSError as exc:
             raise Misconfigured(f"PDQ_TRACE_FILE: cannot write {path}: {exc.strerror}") from exc
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[Record]) -> SpanExportResult:
         try:
             self._append(otlp.encode(export_request(spans)) + b"\n")
         except OSError:
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Every batch is in the file already."""
 
     def _append(self, line: bytes) -> None:
         descriptor = self._open()
@@ -90,7 +115,7 @@ def quiet_sdk() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def collector(environ: Mapping[str, str]) -> SpanExporter | None:
+def collector(environ: Mapping[str, str]) -> Exporter | None:
     """An exporter over OTLP/HTTP when a collector's endpoint is set. Raises Misconfigured."""
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
     if not endpoint:
@@ -99,32 +124,32 @@ def collector(environ: Mapping[str, str]) -> SpanExporter | None:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     try:
-        return Announced(OTLPSpanExporter(), endpoint.rpartition("@")[2])
+        return Announced(Readable(OTLPSpanExporter()), endpoint.rpartition("@")[2])
     except ValueError as exc:
         raise Misconfigured(f"one of OpenTelemetry's OTEL_EXPORTER_OTLP_* variables is wrong: {exc}") from exc
 
 
-def export_request(spans: Iterable[ReadableSpan]) -> otlp.ExportRequest:
-    """OTLP's form of spans, of which those of one resource are in a row."""
-    groups = ((found[0].resource, found) for _, each in groupby(spans, lambda s: id(s.resource)) if (found := [*each]))
+def export_request(spans: Iterable[Record]) -> otlp.ExportRequest:
+    """OTLP's form of spans, of which those of one process are in a row."""
+    groups = ((found[0].sink, found) for _, each in groupby(spans, lambda s: id(s.sink)) if (found := [*each]))
     return otlp.ExportRequest(
         resource_spans=tuple(
             otlp.ResourceSpans(
-                resource=otlp.Resource(attributes=otlp.attributes(resource.attributes)),
-                scope_spans=(otlp.ScopeSpans(scope=_scope(found[0]), spans=tuple(map(_wire, found))),),
+                resource=otlp.Resource(attributes=otlp.attributes(sink.resource.attributes)),
+                scope_spans=(
+                    otlp.ScopeSpans(
+                        scope=otlp.Scope(name=sink.scope.name, version=sink.scope.version or ""),
+                        spans=tuple(map(_wire, found)),
+                    ),
+                ),
             )
-            for resource, found in groups
+            for sink, found in groups
         )
     )
 
 
-def _scope(span: ReadableSpan) -> otlp.Scope:
-    scope = span.instrumentation_scope
-    return otlp.Scope(name=scope.name, version=scope.version or "") if scope else otlp.Scope()
-
-
-def _wire(span: ReadableSpan) -> otlp.WireSpan:
-    context, parent = span.context or trace.INVALID_SPAN_CONTEXT, span.parent
+def _wire(span: Record) -> otlp.WireSpan:
+    context, parent = span.context, span.parent
     return otlp.WireSpan(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
@@ -132,33 +157,25 @@ def _wire(span: ReadableSpan) -> otlp.WireSpan:
         parent_span_id=f"{parent.span_id:016x}" if parent else "",
         flags=_flags(context, parent),
         name=span.name,
-        kind=span.kind.value + 1,
-        start_time_unix_nano=str(span.start_time or 0),
-        end_time_unix_nano=str(span.end_time or 0),
-        attributes=otlp.attributes(span.attributes or {}),
+        kind=_KIND[span.kind],
+        start_time_unix_nano=str(span.start_ns),
+        end_time_unix_nano=str(span.end_ns),
+        attributes=otlp.attributes(span.attributes),
         events=tuple(
             [
                 otlp.SpanEvent(
-                    time_unix_nano=str(event.timestamp),
-                    name=event.name,
-                    attributes=otlp.attributes(event.attributes or {}),
+                    time_unix_nano=str(event.at_ns), name=event.name, attributes=otlp.attributes(event.attributes)
                 )
                 for event in span.events
             ]
         ),
         links=tuple(map(_link, span.links)),
-        status=_status(span.status),
+        status=_UNSET if span.failure is None else otlp.SpanStatus(message=span.failure, code=otlp.STATUS_ERROR),
     )
 
 
 def _state(context: trace.SpanContext) -> str:
     return context.trace_state.to_header() if context.trace_state else ""
-
-
-def _status(status: trace.Status) -> otlp.SpanStatus:
-    if status.is_unset:
-        return _UNSET
-    return otlp.SpanStatus(message=status.description or "", code=status.status_code.value)
 
 
 def _link(link: trace.Link) -> otlp.SpanLink:

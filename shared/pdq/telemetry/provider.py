@@ -6,12 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
@@ -20,7 +19,7 @@ from pdq import __version__, subjects
 from pdq.errors import Misconfigured
 from pdq.otlp import Value
 from pdq.telemetry import context, export
-from pdq.telemetry.record import Record, Sink, context_of_trace, context_under
+from pdq.telemetry.record import Record, Sink, context_of_trace, context_under, own
 from pdq.telemetry.spans import Span, StageSpan
 
 CLOSE_S = 3.0
@@ -41,16 +40,17 @@ class Telemetry:
     """Begins the spans of one process. With neither a collector nor a file it makes none, and hands the
     caller's trace context on as it came."""
 
-    def __init__(self, service: str, sample: float, instance: str, exporters: list[tuple[SpanExporter, int | None]]):
+    def __init__(self, service: str, sample: float, instance: str, exporters: list[tuple[export.Exporter, int | None]]):
         """`exporters`: each with the delay of its batches in ms; None is OpenTelemetry's default."""
         self._on = bool(exporters)
         self._sampler = _ratio(sample)
-        self._processor = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]
-        resource = Resource.create(_identity(service, instance))
-        self._sink = Sink(resource, InstrumentationScope("pdq", __version__), self._processor.on_end)
         self._exporters = [exporter for exporter, _ in exporters]
-        for exporter, delay_ms in exporters:
-            self._processor.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+        # The SDK's batches hand on whatever they are given.
+        made: list[tuple[Any, int | None]] = [*exporters]
+        self._batches = [BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms) for exporter, delay_ms in made]
+        resource = Resource.create(_identity(service, instance))
+        ends: tuple[Any, ...] = tuple(batches.on_end for batches in self._batches)
+        self._sink = Sink(resource, InstrumentationScope("pdq", __version__), ends)
 
     @classmethod
     def start(
@@ -59,7 +59,7 @@ class Telemetry:
         """Spans of `service` (`router`, `prefill`, ...) go to `settings.file` and to the collector that
         OpenTelemetry's own variables name, if any. Raises Misconfigured."""
         export.quiet_sdk()
-        exporters: list[tuple[SpanExporter, int | None]] = []
+        exporters: list[tuple[export.Exporter, int | None]] = []
         if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
             return cls(service, settings.sample, instance, exporters)
         if settings.file:
@@ -77,8 +77,7 @@ class Telemetry:
         span, recorded = self._begin(parent, context.random_trace_id)
         if not recorded:
             return Span(span)
-        named = _named(request=request, tenant=tenant, model=model)
-        attributes = _known({**_messaging("send", subjects.SUBMIT), **named})
+        attributes = _attributes("send", subjects.SUBMIT, request, tenant, model, {})
         above = parent if parent.is_valid else None
         return Span(span, Record(self._sink, "submit", span, above, time.time_ns(), attributes, SpanKind.PRODUCER))
 
@@ -109,17 +108,14 @@ class Telemetry:
         span, recorded = self._begin(parent, lambda: context.trace_id_of(destination, request, stored_ns))
         if not recorded:
             return StageSpan(span, wait_ns / 1e9)
-        attributes = _known(
-            {
-                **_messaging("process", destination),
-                **_named(request=request, tenant=tenant, model=model),
-                "messaging.message.id": message_id,
-                "messaging.nats.delivery_attempt": deliveries,
-                "pdq.worker.id": worker,
-                "pdq.attempt": attempt,
-                "pdq.stage": stage,
-            }
-        )
+        delivered: dict[str, str | int] = {
+            "messaging.message.id": message_id,
+            "messaging.nats.delivery_attempt": deliveries,
+            "pdq.worker.id": worker,
+            "pdq.attempt": attempt,
+            "pdq.stage": stage,
+        }
+        attributes = _attributes("process", destination, request, tenant, model, delivered)
         name = stage if stage in ("forward", "route") else f"process {stage}"
         above, links = (parent, [trace.Link(parent)]) if parent.is_valid else (None, [])
         record = Record(self._sink, name, span, above, now_ns, attributes, SpanKind.CONSUMER, links)
@@ -130,12 +126,16 @@ class Telemetry:
 
     def close(self, bound_s: float = CLOSE_S) -> None:
         """Write what has ended, for at most `bound_s`; what cannot be written by then is lost. Blocks."""
-        closing = threading.Thread(target=self._processor.shutdown, name="telemetry-close", daemon=True)
+        closing = threading.Thread(target=self._shutdown, name="telemetry-close", daemon=True)
         closing.start()
         closing.join(bound_s)
         if closing.is_alive():
             for exporter in self._exporters:
                 exporter.shutdown()
+
+    def _shutdown(self) -> None:
+        for batches in self._batches:
+            batches.shutdown()  # type: ignore[no-untyped-call]
 
     def _begin(self, parent: trace.SpanContext, trace_id: Callable[[], int]) -> tuple[trace.SpanContext, bool]:
         """A new span's context, and whether it is recorded: as its parent is, or where there is none, by its trace's
@@ -164,18 +164,19 @@ def _identity(service: str, instance: str) -> dict[str, str]:
     }
 
 
-def _messaging(operation: str, destination: str) -> dict[str, str | int]:
-    return {
+def _attributes(
+    operation: str, destination: str, request: str, tenant: str, model: str, more: dict[str, str | int]
+) -> dict[str, Value]:
+    """Of a span about one message; what is not known is left out."""
+    named: dict[str, str | int] = {
         "messaging.system": "nats",
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
         "messaging.destination.name": destination,
+        "pdq.request.id": request,
+        "pdq.tenant": tenant,
+        "pdq.model": model,
+        "gen_ai.request.model": model,
+        **more,
     }
-
-
-def _named(request: str, tenant: str, model: str) -> dict[str, str | int]:
-    return {"pdq.request.id": request, "pdq.tenant": tenant, "pdq.model": model, "gen_ai.request.model": model}
-
-
-def _known(attributes: dict[str, str | int]) -> dict[str, Value]:
-    return {name: value for name, value in attributes.items() if value}
+    return own({name: value for name, value in named.items() if value})

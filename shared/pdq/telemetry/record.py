@@ -1,4 +1,5 @@
-"""A span while it lasts. The SDK's own, which locks and checks at every call, costs several times as much."""
+"""A span, while it lasts and until it is written. The SDK's own, which locks and checks at every call, costs several
+times as much; only a collector's exporter is given one."""
 
 from __future__ import annotations
 
@@ -14,8 +15,6 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from pdq.otlp import Value
 
-_UNSET = Status()
-
 MAX_ATTRIBUTE = 1024
 """Characters kept of an attribute's value."""
 
@@ -25,11 +24,33 @@ class Sink(NamedTuple):
 
     resource: Resource
     scope: InstrumentationScope
-    on_end: Callable[[ReadableSpan], None]
+    on_end: tuple[Callable[[Record], None], ...]
+
+
+class Moment(NamedTuple):
+    """An event of a span, at a Unix time in nanoseconds."""
+
+    name: str
+    at_ns: int
+    attributes: dict[str, Value]
 
 
 class Record:
     """What one span says so far; `end` hands it over, and nothing may be added after that."""
+
+    __slots__ = (
+        "attributes",
+        "context",
+        "end_ns",
+        "events",
+        "failure",
+        "kind",
+        "links",
+        "name",
+        "parent",
+        "sink",
+        "start_ns",
+    )
 
     def __init__(
         self,
@@ -38,49 +59,55 @@ class Record:
         context: trace.SpanContext,
         parent: trace.SpanContext | None,
         start_ns: int,
-        attributes: Mapping[str, Value],
+        attributes: dict[str, Value],
         kind: SpanKind = SpanKind.INTERNAL,
         links: Sequence[trace.Link] = (),
     ) -> None:
+        """attributes: as `own` makes them; they are the record's from here on."""
         self.sink = sink
+        self.name = name
         self.context = context
-        self._name = name
-        self._parent = parent
-        self._start_ns = start_ns
-        self._kind = kind
-        self._links = links
-        self._attributes: dict[str, Value] = {}
-        self._events: list[Event] = []
-        self._status = _UNSET
-        self.set(attributes)
+        self.parent = parent
+        self.start_ns = start_ns
+        self.end_ns = 0
+        self.kind = kind
+        self.links = links
+        self.attributes = attributes
+        self.events: list[Moment] = []
+        self.failure: str | None = None
+        """What it failed with; None: it has not."""
 
     def set(self, attributes: Mapping[str, Value]) -> None:
         """Names without a dot get the prefix `pdq.`."""
-        self._attributes.update(own(attributes))
+        self.attributes.update(own(attributes))
 
     def event(self, name: str, at_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
-        self._events.append(Event(name, own(attributes or {}), at_ns))
+        self.events.append(Moment(name, at_ns, own(attributes) if attributes else {}))
 
     def fail(self, message: str) -> None:
-        self._status = Status(StatusCode.ERROR, message)
+        self.failure = message
 
     def end(self, at_ns: int) -> None:
         """An end before the start counts as the start."""
-        self.sink.on_end(
-            ReadableSpan(
-                self._name,
-                self.context,
-                self._parent,
-                self.sink.resource,
-                self._attributes,
-                self._events,
-                self._links,
-                self._kind,
-                status=self._status,
-                start_time=self._start_ns,
-                end_time=max(self._start_ns, at_ns),
-                instrumentation_scope=self.sink.scope,
-            )
+        self.end_ns = max(self.start_ns, at_ns)
+        for on_end in self.sink.on_end:
+            on_end(self)
+
+    def readable(self) -> ReadableSpan:
+        """The same as the SDK has it."""
+        return ReadableSpan(
+            self.name,
+            self.context,
+            self.parent,
+            self.sink.resource,
+            self.attributes,
+            [Event(event.name, event.attributes, event.at_ns) for event in self.events],
+            self.links,
+            self.kind,
+            status=Status() if self.failure is None else Status(StatusCode.ERROR, self.failure),
+            start_time=self.start_ns,
+            end_time=self.end_ns,
+            instrumentation_scope=self.sink.scope,
         )
 
 

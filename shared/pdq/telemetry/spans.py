@@ -14,7 +14,7 @@ from pdq.errors import Interrupted, PdqError
 from pdq.messages import KvReport, Sampling, Usage
 from pdq.otlp import Value
 from pdq.telemetry import context
-from pdq.telemetry.record import Record, context_under
+from pdq.telemetry.record import Record, context_under, own
 
 MAX_TEXT = 256
 """Characters kept of an error's message."""
@@ -109,7 +109,7 @@ class Span:
         span has failed."""
         record, self._record = self._record, None
         if record is not None:
-            record.set({"pdq.outcome": "failed" if self._failed else outcome})
+            record.attributes["pdq.outcome"] = "failed" if self._failed else outcome
             record.end(time.time_ns() if at_s is None else int(at_s * 1e9))
 
     def __enter__(self) -> Self:
@@ -149,7 +149,8 @@ class StageSpan(Span):
         """A child that is over already. Times are Unix nanoseconds; an end before its start counts as the start."""
         if self._record is None:
             return
-        child = Record(self._record.sink, name, context_under(self._context), self._context, start_ns, attributes or {})
+        known = own(attributes) if attributes else {}
+        child = Record(self._record.sink, name, context_under(self._context), self._context, start_ns, known)
         for event, at_ns in events:
             child.event(event, at_ns)
         child.end(end_ns)
