@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
-from pdq.bus.reading import Received
+from pdq.bus.reading import MOST_LINE, Received
 from pdq.bus.wire import Message, encode_headers, parse_headers
 
 WIRE = (
@@ -91,6 +91,23 @@ async def test_what_is_no_protocol_ends_the_librarys_reading(line: bytes) -> Non
     assert not read.connection.heard
     with pytest.raises(ProtocolError):
         await read.stream.read(1)
+
+
+async def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
+    read = Read()
+    read.read(b"INFO " + b"x" * (MOST_LINE - 5))
+    read.read(b"x")
+    with pytest.raises(ProtocolError, match=f"a line of more than {MOST_LINE} bytes"):
+        await read.stream.read(1)
+
+
+async def test_a_long_message_is_no_long_line() -> None:
+    read = Read()
+    body = b"x" * (2 * MOST_LINE)
+    wire = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
+    read.read(wire[: MOST_LINE + 100])
+    read.read(wire[MOST_LINE + 100 :])
+    assert read.connection.heard == [(1, "a", "", body, {})]
 
 
 async def test_what_is_said_of_the_connection_reaches_the_library() -> None:

@@ -16,6 +16,8 @@ from pdq.bus.wire import Message
 END = b"\r\n"
 MESSAGES = (b"MSG ", b"HMSG ")
 PONG = b"PONG\r\n"
+MOST_LINE = 1 << 20
+"""Bytes of a line; the server's longest, INFO, grows with its cluster to some thousands."""
 
 
 class Hearer(Protocol):
@@ -79,6 +81,8 @@ class Received(asyncio.Protocol):
             body = begin + head_size
             at = after
             self._hearer.deliver(sid, Message(subject, reply, data[body : begin + size], data[begin:body]))
+        if end < 0 and len(data) - at > MOST_LINE:
+            raise nats.errors.ProtocolError(f"nats: a line of more than {MOST_LINE} bytes")
         return at
 
     def _other(self, line: bytes) -> None:
