@@ -97,7 +97,7 @@ async def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
     read = Read()
     read.read(b"INFO " + b"x" * (MOST_LINE - 5))
     read.read(b"x")
-    with pytest.raises(ProtocolError, match=f"a line of more than {MOST_LINE} bytes"):
+    with pytest.raises(ProtocolError):
         await read.stream.read(1)
 
 
