@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from pdq.bus.reading import MOST_LINE, Received
-from pdq.bus.wire import Message, encode_headers, parse_headers
+from pdq.bus.wire import Message, Stored, encode_headers, parse_headers
 
 WIRE = (
     b"MSG a.b 1 5\r\nhello\r\n"
@@ -120,6 +120,37 @@ async def test_what_is_said_of_the_connection_reaches_the_library() -> None:
 def test_a_value_of_a_header_is_never_more_than_a_value(headers: dict[str, str]) -> None:
     read = parse_headers(encode_headers(headers))
     assert read == {name: value.strip().replace("\r", " ").replace("\n", " ") for name, value in headers.items()}
+
+
+def message(*lines: str) -> Message:
+    return Message("a", "", b"", "\r\n".join(["NATS/1.0", *lines, "", ""]).encode())
+
+
+@pytest.mark.parametrize(
+    ("lines", "sequence"),
+    [
+        (["Nats-Stream: S", "Nats-Sequence: 17", "Nats-Last-Sequence: 3"], 17),
+        (["Nats-Stream: S", "Nats-Last-Sequence: 3", "Nats-Sequence: 17"], 17),
+        (["Nats-Sequence: 9", "Nats-Sequence: 17"], 17),
+        (["Nats-Last-Sequence: 3"], 0),
+        (["Nats-Sequence: "], 0),
+        (["Nats-Sequence: -1"], 0),
+        (["Nats-Sequence: 1_7"], 0),
+        (["X: Nats-Sequence: 17"], 0),
+        ([], 0),
+    ],
+)
+def test_a_live_copy_tells_its_sequence(lines: list[str], sequence: int) -> None:
+    assert message(*lines).sequence == sequence
+
+
+def test_what_has_no_headers_is_no_live_copy() -> None:
+    assert Message("a", "", b"\r\nNats-Sequence: 17\r\n", b"").sequence == 0
+
+
+def test_a_live_copys_headers_are_read_when_they_are_asked_for() -> None:
+    live = Stored("a", 17, b"", message("Nats-Sequence: 17", "Nats-Last-Sequence: 3"))
+    assert (live.seq, live.seq_before, live.headers["Nats-Sequence"]) == (17, 3, "17")
 
 
 def test_a_status_has_words_of_its_own() -> None:

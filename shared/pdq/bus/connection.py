@@ -238,8 +238,8 @@ class Connection:
         """Live copies of a stream's messages, in stream order. confirm: as of `subscribe`."""
 
         def take(message: Message) -> None:
-            if seq := message.headers.get("Nats-Sequence"):
-                callback(Stored(message.subject, int(seq), message.data, message.headers))
+            if seq := message.sequence:
+                callback(Stored(message.subject, seq, message.data, message))
 
         return await self.subscribe(subject, take, confirm=confirm)
 

@@ -97,8 +97,9 @@ class QuickClient(Client):  # type: ignore[misc]
         self._writing = False
         if not self.is_connected:
             return
-        if not self._stream.is_closing() and not self._stream.get_write_buffer_size():
-            self._write_pending()
+        stream = self._stream
+        if not stream.is_closing() and not stream.get_write_buffer_size():
+            self._write_pending(stream)
         elif self._flush_queue.empty():
             # It waits until the broker takes more.
             told = asyncio.get_running_loop().create_future()
@@ -138,16 +139,16 @@ class QuickClient(Client):  # type: ignore[misc]
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         # At once, and after all that was said before it: what is not written may go out over the next connection.
         self._pending.append(PING)
-        self._write_pending()
+        self._write_pending(self._stream)
 
     @property
     def _stream(self) -> asyncio.Transport:
         stream: asyncio.Transport = self._transport._io_writer.transport
         return stream
 
-    def _write_pending(self) -> None:
+    def _write_pending(self, stream: asyncio.Transport) -> None:
         if self._pending:
-            self._stream.write(b"".join(self._pending))
+            stream.write(b"".join(self._pending))
             self._pending, self._pending_data_size = [], 0
 
     async def listen(self, subject: str, take: Take, *, queue: str = "") -> Subscription:

@@ -31,6 +31,7 @@ USUAL = frozenset(
     }
 )
 """Names of headers that need no look."""
+LIVE = b"\r\nNats-Sequence: "
 BREAKS = {ord(each): " " for each in "\r\n"}
 SPACES = " \t\n\r\x0b\x0c"
 
@@ -58,19 +59,36 @@ class Message:
         return self._headers
 
     @property
+    def sequence(self) -> int:
+        """Of a live copy, in its stream; 0: it is none. The broker's word comes after any of a publisher's."""
+        begin = self._head.rfind(LIVE) + len(LIVE)
+        number = self._head[begin : self._head.find(b"\r", begin)] if begin >= len(LIVE) else b""
+        return int(number) if number.isdigit() else 0
+
+    @property
     def status(self) -> str:
         """The server's word in place of an answer; empty: there is none."""
         return self.headers.get("Status", "")
 
 
-class Stored(NamedTuple):
-    """A message read back from a stream, or a live copy of it."""
+class Stored:
+    """A message read back from a stream, or a live copy of it, whose headers are read when they are first asked for."""
 
-    subject: str
-    seq: int
-    data: bytes
-    headers: dict[str, str]
-    time_s: float = 0.0
+    __slots__ = ("_headers", "data", "seq", "subject", "time_s")
+
+    def __init__(
+        self, subject: str, seq: int, data: bytes, headers: dict[str, str] | Message, time_s: float = 0.0
+    ) -> None:
+        """headers: themselves, or the message that has them."""
+        self.subject = subject
+        self.seq = seq
+        self.data = data
+        self.time_s = time_s
+        self._headers = headers
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._headers.headers if isinstance(self._headers, Message) else self._headers
 
     @property
     def seq_before(self) -> int:
