@@ -12,6 +12,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from pdq.bus import Stored
+
 FIRST_PORT, NUM_PORTS, MOST_WORKERS = 10_000, 20_000, 10
 """Below the ports that the kernel gives to connections: none of these is taken between its choice and its use."""
 
@@ -120,3 +122,9 @@ class Cluster:
     def stop(self) -> None:
         for broker in self.brokers:
             broker.stop()
+
+
+def live_copy(stored: Stored, before: int) -> Stored:
+    """Of a record that was read back; `before`: sequence of the one before it on its subject."""
+    subject = stored.subject.replace("pdq.log", "pdq.live")
+    return Stored(subject, stored.seq, stored.data, {"Nats-Last-Sequence": str(before)}, stored.time_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pdq import subjects
-from pdq.bus import Bus, Outbox, Puller, Stored
+from pdq.bus import Bus, Outbox, Puller
 from pdq.client import Client, Follower, new_request_id
 from pdq.errors import Unavailable
 from pdq.log import RequestLog
@@ -24,7 +24,7 @@ from pdq_router.endings import Endings
 from pdq_router.endpoints import Endpoints
 
 from tests.ask import Answer
-from tests.broker import Broker
+from tests.broker import Broker, live_copy
 from tests.chaos.proxy import Proxy
 from tests.stack import MODEL, Stack, completion
 
@@ -162,12 +162,6 @@ async def test_a_request_given_up_says_what_was_shown(stack: Stack) -> None:
     assert answer.transcript.complete() and answer.state.usage.completion_tokens == answer.state.num_tokens
 
 
-def live(stored: Stored, before: int) -> Stored:
-    """The live copy of a record; `before`: sequence of the one before it on its subject."""
-    subject = stored.subject.replace("pdq.log", "pdq.live")
-    return stored._replace(subject=subject, headers={"Nats-Last-Sequence": str(before)})
-
-
 async def test_a_reader_that_was_cut_off_reads_the_log_before_it_believes_the_end(stack: Stack) -> None:
     """The end can arrive over the new connection before anything tells that there is a new connection, and
     while no router answers: the tokens stored in between must come first all the same."""
@@ -181,9 +175,9 @@ async def test_a_reader_that_was_cut_off_reads_the_log_before_it_believes_the_en
     router.kill()
     stored = {record.seq: record for record in await bus.read(subjects.LOG, subjects.log_of("t", "r1"))}
     async with Client(bus, "t").follow("r1", catch_up=False) as follower:
-        follower.take(live(stored[accepted.seq], 0))
+        follower.take(live_copy(stored[accepted.seq], 0))
         await bus._disconnected()
-        follower.take(live(stored[end.seq], accepted.seq))
+        follower.take(live_copy(stored[end.seq], accepted.seq))
         await bus._reconnected()
         reading = asyncio.create_task(seen(follower))
         await asyncio.sleep(0.5)

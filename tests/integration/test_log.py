@@ -14,7 +14,7 @@ from pdq.log import Entry, OutputWriter, RequestLog, Transcript, first, follow, 
 from pdq.log.parsed import Parsed
 from pdq.messages import CallDelta, CancelReply, Delta, Output, ReadRequest, State, StateEvent, decode_json, encode_json
 
-from tests.broker import Broker
+from tests.broker import Broker, live_copy
 
 
 async def test_racing_writers_leave_exactly_one_end(bus: Bus) -> None:
@@ -208,7 +208,7 @@ async def test_a_follower_that_missed_the_last_tokens_reads_them_before_the_end(
     stored_end = await bus.get(subjects.LOG, last.seq)
     assert stored_end is not None
     # The copy of the tokens is lost: the follower gets the end alone.
-    follower.take(stored_end._replace(headers={"Nats-Last-Sequence": str(entry.seq)}))
+    follower.take(live_copy(stored_end, before=entry.seq))
     transcript = Transcript()
     async for event in follower.events(10):
         transcript.feed(event)
@@ -240,7 +240,7 @@ async def test_tokens_whose_copy_was_lost_come_before_the_state_that_follows_the
         before, entry = entry, await log.append("t", "r", entry, end)
         stored_state = await bus.get(subjects.LOG, entry.seq)
         assert stored_state is not None
-        follower.take(stored_state._replace(headers={"Nats-Last-Sequence": str(before.seq)}))
+        follower.take(live_copy(stored_state, before=before.seq))
     events = [event async for event in follower.events(10)]
     told = [event.out.text if event.out else event.state.event for event in events if event.out or event.state]
     assert told == ([] if after == "the claim" else ["claim"]) + ["hi", *story]
@@ -266,7 +266,7 @@ async def test_a_follower_that_missed_a_claim_reads_it_before_its_tokens(bus: Bu
     before = {entry.seq: 0, claim.seq + 1: 0, last.seq: claim.seq}
     for stored in await bus.read(subjects.LOG, subjects.log_of("t", "r")):
         if stored.seq in before:  # as the live copies of each subject tell it
-            follower.take(stored._replace(headers={"Nats-Last-Sequence": str(before[stored.seq])}))
+            follower.take(live_copy(stored, before=before[stored.seq]))
     transcript, seen = Transcript(), list[int]()
     async for event in follower.events(10):
         transcript.feed(event)
