@@ -13,6 +13,7 @@ from pdq.engines.factory import create
 from pdq.messages import Sampling
 from pdq.settings import EngineSettings, KvSettings, load_models
 
+from tests.bench.memory import kv_directory
 from tests.bench.paths import NUM_TOKENS, PROMPT, other_prompt
 from tests.bench.stats import percentile
 
@@ -44,14 +45,14 @@ async def alone(directory: Path, profile: str, repeats: int) -> Alone:
 
 @contextlib.asynccontextmanager
 async def _engine(directory: Path, profile: str) -> AsyncIterator[Engine]:
-    (kv_dir := directory / "engine-kv").mkdir(exist_ok=True)
-    settings = EngineSettings(kind="sim", sim_kv_dir=str(kv_dir), sim_profile=profile)
-    engine = create(load_models(directory / "models.toml").one(""), "both", settings, KvSettings())
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.close()
+    with kv_directory(directory) as kv:
+        settings = EngineSettings(kind="sim", sim_kv_dir=kv, sim_profile=profile)
+        engine = create(load_models(directory / "models.toml").one(""), "both", settings, KvSettings())
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
 
 async def _timed(engine: Engine, prompt: str) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from pdq.client import Client, new_request_id
 from pdq.log import Transcript
 
 from tests.bench.floor import END, REQUEST, ROLES, SLOTS, TENANT, Settings
+from tests.bench.memory import kv_directory
 from tests.bench.shape import Shape
 from tests.stack import MODEL, Service, Stack, chat
 
@@ -65,8 +66,10 @@ class Pdq:
         """roles: those that have a process each here. alike: all prompts are the same, so that their KV is there, and
         decode jobs prefer the worker that had the one before. profile: how long the sim engine takes."""
         self._alike = alike
+        self._kv = kv_directory(directory)
         self.stack = Stack(
             directory,
+            PDQ_ENGINE_SIM_KV_DIR=self._kv.name,
             PDQ_WORKER_SLOTS=str(SLOTS),
             PDQ_ENGINE_MAX_NUM_SEQS=str(SLOTS),
             PDQ_ENGINE_SIM_PROFILE=profile,
@@ -81,14 +84,18 @@ class Pdq:
             await self.stack.start()
             self.bus = await self.stack.connect()
         except BaseException:
-            self.stack.stop()
+            self._stop()
             raise
         self._client = Client(self.bus, TENANT)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.bus.close()
-        await asyncio.to_thread(self.stack.stop)
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self.stack.stop()
+        self._kv.cleanup()
 
     @property
     def broker_pid(self) -> int:

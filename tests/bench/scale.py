@@ -1,10 +1,10 @@
 """`python -m tests.bench.scale`: what a request costs with 10, 100, 1,000 workers, and how many a second are sustained.
 
-Real broker, router, log and client; the workers are sim workers with a published timing model, half of each stage, many
-to a process (tests/bench/herd.py). Requests come at a constant rate, open loop, and latencies count from when each was
-due; each prompt is another, so that no worker is preferred. In turns with pdq, the floor (one process of each role,
-tests/bench/floor.py) takes the same load on the same broker, and nobody does: the CPU of a request is what the load
-adds to that. Then each path's rate is raised until latency runs away.
+Real broker, router, log and client; the workers are sim workers with a published timing model, half of each stage, in
+as many processes whatever their number (tests/bench/workers.py). Requests come at a constant rate, open loop, and
+latencies count from when each was due; each prompt is another, so that no worker is preferred. In turns with pdq, the
+floor (one process of each role, tests/bench/floor.py) takes the same load on the same broker, and nobody does: the CPU
+of a request is what the load adds to that. Then each path's rate is raised until latency runs away.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Scale:
 
     async def at(self, workers: int) -> Size:
         print(f"{workers} workers", file=sys.stderr)
-        await self._herds.grow(workers)
+        await self._herds.set(workers)
         await many(self._pdq, WARM_UP, 4)
         await asyncio.sleep(SETTLE_S)
         rounds: dict[str, list[Round]] = {name: [] for name in PATHS}
@@ -135,7 +135,7 @@ async def run(options: argparse.Namespace, directory: Path) -> Report:
         herds = Herds(pdq.stack)
         try:
             alone = Answer(*await engine.alone(directory, options.profile, ALONE_REPEATS))
-            await herds.grow(min(options.workers))
+            await herds.set(min(options.workers))
             shape = await learn(pdq)
             await make_floor_streams(pdq.bus, LimitSettings().of_streams())
             async with FloorPath(pdq.stack.broker.url, shape) as floor:
@@ -169,7 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.scale", description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[10, 100, 1_000], help="ascending (10 100 1000)")
     parser.add_argument("--rate", type=float, default=12.0, help="requests a second (%(default)g)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of a round (%(default)g)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of a round; a worker's idle pulls are renewed in 20 (%(default)g)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="of each path, at each number (%(default)s)")
     parser.add_argument(
         "--trial-seconds", type=float, default=5.0, help="of each rate tried; 0: none (%(default)g)", metavar="SECONDS"

@@ -19,6 +19,7 @@ from tests.bench.paths import FloorPath, make_floor_streams
 from tests.bench.report import PROCESSES, Round, summarise
 from tests.bench.shape import NUM_STATES, Shape
 from tests.bench.stats import percentile, ratios, spread
+from tests.bench.workers import shares
 from tests.broker import Broker
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,14 @@ async def test_a_full_queue_of_the_floors_is_a_load_that_failed_in_part(tmp_path
         broker.stop()
     assert len(offered.answers) + len(offered.failed) == 100 and offered.answers
     assert {failure.partition(" ")[0] for failure in offered.failed} == {"ServiceUnavailableError:"}
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(500, [100] * 5), (5, [1] * 5), (7, [2, 2, 1, 1, 1]), (2, [1, 1]), (0, [])],
+)
+def test_workers_are_spread_over_as_many_processes(count: int, expected: list[int]) -> None:
+    assert shares(count, 5) == expected
 
 
 @pytest.mark.parametrize("edge", [3.0, 40.0, 55.0, 170.0])

@@ -8,41 +8,40 @@ import sys
 
 from tests.stack import Stack
 
-PER_PROCESS = 100
+PROCESSES = 5
+"""Of each stage, whatever the number of workers: more of them on the same cores find colder caches, and a request would
+cost more for that alone."""
 READY_S = 120.0
 STAGES = ("prefill", "decode")
 
 
 class Herds:
-    """Processes of workers, which only become more."""
+    """Processes of workers, half of them of each stage."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._processes: dict[str, list[subprocess.Popen[str]]] = {stage: [] for stage in STAGES}
-        self._workers = dict.fromkeys(STAGES, 0)
+        self._workers = 0
 
-    async def grow(self, workers: int) -> None:
-        """Until there are so many, half of each stage."""
-        started = []
+    async def set(self, workers: int) -> None:
+        """Have so many, in new processes if there were others."""
+        if workers == self._workers:
+            return
+        await asyncio.to_thread(self.stop)
+        self._workers = workers
         for stage in STAGES:
-            while (missing := workers // 2 - self._workers[stage]) > 0:
-                started.append(self._start(stage, min(missing, PER_PROCESS)))
+            for count in shares(workers // 2, PROCESSES):
+                self._processes[stage].append(self._start(stage, len(self._processes[stage]), count))
         async with asyncio.timeout(READY_S):
-            for process in started:
+            for process in (process for each in self._processes.values() for process in each):
                 assert process.stdout is not None
                 line = await asyncio.to_thread(process.stdout.readline)
                 assert line == "ready\n", f"a herd did not start: exit code {process.poll()}"
 
-    def _start(self, stage: str, count: int) -> subprocess.Popen[str]:
-        number = len(self._processes[stage])
+    def _start(self, stage: str, number: int, count: int) -> subprocess.Popen[str]:
         environment = self._stack.environment(f"herd-{stage}-{number}")
         command = [sys.executable, "-m", "tests.bench.herd", stage, str(count)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._processes[stage].append(process)
-        self._workers[stage] += count
-        return process
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     @property
     def pids(self) -> dict[str, list[int]]:
@@ -60,3 +59,10 @@ class Herds:
                 process.wait(10)
             assert process.stdout is not None
             process.stdout.close()
+        for each in self._processes.values():
+            each.clear()
+
+
+def shares(count: int, processes: int) -> list[int]:
+    """A count over at most so many processes, as evenly as can be, none of them empty."""
+    return [share for number in range(processes) if (share := (count + processes - 1 - number) // processes)]

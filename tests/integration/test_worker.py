@@ -196,9 +196,12 @@ async def test_a_worker_that_waits_for_room_is_not_idle(bus: Bus) -> None:
     async def process(delivery: Delivery, run: Run) -> None:
         raise AssertionError("nothing was queued")
 
+    async def admit() -> None:
+        await room.wait()
+
     stop, room = asyncio.Event(), asyncio.Event()
     puller = Puller(bus, subjects.PREFILL, [subjects.consumer(MODEL, "normal")])
-    loop = Loop(puller, process, slots=1, ack_wait_s=30, stall_s=60, drain_s=5, admit=room.wait)
+    loop = Loop(puller, process, slots=1, ack_wait_s=30, stall_s=60, drain_s=5, admit=admit)
     running = asyncio.create_task(loop.run(stop))
     await asyncio.sleep(0.1)
     assert loop.held_up

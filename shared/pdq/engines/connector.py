@@ -20,7 +20,7 @@ from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrive
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from pdq.engines.lifeline import follow
-from pdq.engines.loads import PacedLoads
+from pdq.engines.loads import PacedLoads, tell_failed
 from pdq.engines.reports import Loaded, Looked, Reporter, Stored
 
 REPORTS = "pdq.reports"
@@ -196,12 +196,9 @@ class PdqConnector(LMCacheMPConnector):  # type: ignore[misc]
         if self._paced:
             self._paced.fail()
             return
-        adapter = self.worker_adapter
         for meta in loads:
-            if meta.request_id not in adapter.retrieve_futures:
-                adapter.error_block_ids.update(meta.op.flat_block_ids)
-                adapter._failed_request_ids.add(meta.request_id)
-                adapter._dropped_retrieves.add(meta.request_id)
+            if meta.request_id not in self.worker_adapter.retrieve_futures:
+                tell_failed(self.worker_adapter, meta.request_id, meta.op.flat_block_ids)
 
     def _defuse(self) -> None:
         """A future that raises would kill the engine core in the adapter's own poll: it becomes a plain failure."""

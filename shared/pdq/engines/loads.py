@@ -56,12 +56,9 @@ class PacedLoads:
 
     def fail(self) -> None:
         """All that waits has failed; the adapter tells so."""
-        adapter = self._adapter
         while self._waiting:
             load = self._waiting.popleft()
-            adapter.error_block_ids.update(load.blocks)
-            adapter._failed_request_ids.add(load.request_id)
-            adapter._dropped_retrieves.add(load.request_id)
+            tell_failed(self._adapter, load.request_id, load.blocks)
 
     def _load_part(self, load: _Load) -> None:
         futures = self._adapter.retrieve_futures
@@ -74,6 +71,13 @@ class PacedLoads:
             return
         self._waiting.popleft()
         futures[load.request_id] = (done, load.blocks)
+
+
+def tell_failed(adapter: Any, request: str, blocks: list[int]) -> None:
+    """Have LMCache's `adapter` say that a load has failed which was never submitted: vLLM computes its blocks."""
+    adapter.error_block_ids.update(blocks)
+    adapter._failed_request_ids.add(request)
+    adapter._dropped_retrieves.add(request)
 
 
 def parts(op: Any, tokens: int) -> Iterator[Any]:
