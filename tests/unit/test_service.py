@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from pdq import logs
 from pdq.errors import Misconfigured, Unavailable
-from pdq.service import Check, HealthServer
+from pdq.service import GARBAGE, Check, HealthServer
 from pdq.settings import HttpSettings
 from pdq.telemetry import Metrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,6 +72,17 @@ def line_with(child: subprocess.Popen[str], text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"the service ended without {text!r} in its log")
+
+
+def test_what_was_imported_is_not_looked_at_for_garbage_and_the_rest_seldom() -> None:
+    code, lines = ended(
+        """
+        import gc
+        log.info("garbage", extra={"frozen": gc.get_freeze_count() > 1_000, "at": gc.get_threshold()[0]})
+        """
+    )
+    assert code == 0
+    assert any(f"frozen=True at={GARBAGE}" in line for line in lines)
 
 
 def test_a_service_that_returns_exits_0() -> None:
