@@ -1,8 +1,9 @@
 """Run one LMCache server from settings: `python -m pdq.kv.serve`.
 
-LMCache's own server, in this process, with three things more: pdq's serde, so that what lies in a pool is
-encrypted and authenticated; routes that tell which tier holds what (`pdq.kv.holdings`); and no routes that would
-show secrets. Settings are checked first: a bad one ends the process before anything is allocated.
+LMCache's own server, in this process, with four things more: pdq's serde, so that what lies in a pool is
+encrypted and authenticated; routes that tell which tier holds what (`pdq.kv.holdings`); its shared memory taken at
+once (`pdq.kv.reserve`); and no routes that would show secrets. Settings are checked first: a bad one ends the process
+before anything is allocated.
 
 Settings: `PDQ_KV_*`, `PDQ_KV_SERVER_*`, and `PDQ_MODELS`, `PDQ_WORKER_MODEL` for the model's chunk size.
 """
@@ -17,7 +18,7 @@ from typing import Any
 from pdq import settings
 from pdq.addresses import is_loopback
 from pdq.errors import Misconfigured, Unavailable
-from pdq.kv import keys, nixl, pool, serde, server
+from pdq.kv import keys, nixl, pool, reserve, serde, server
 from pdq.kv.keeper import Keeper, Redis
 from pdq.kv.pool import Pool
 from pdq.settings import KvServerSettings, KvSettings, WorkerSettings
@@ -76,6 +77,8 @@ def extend(kv: KvSettings, sizes: KvServerSettings, store: Pool | None) -> None:
 
     if kv.mode == "p2p":
         nixl.adapt()
+    if sizes.shm_name:
+        reserve.adapt(server.shared_memory(sizes.shm_name))
     quota_bytes = int(sizes.tenant_gb * (1 << 30))
     lookups = holdings.Lookups("peer" if kv.mode == "p2p" else "l2", quota_bytes)
     redis = redis_of(store)

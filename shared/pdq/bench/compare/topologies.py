@@ -8,10 +8,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from pdq import settings
 from pdq.bench.compare.hardware import Hardware, Place
 from pdq.bench.compare.plain import Servers, budget
 from pdq.bench.compare.setups import Setup
-from pdq.settings import EngineSettings, ModelSpec, variable
+from pdq.settings import EngineSettings, ModelSpec, WorkerSettings, variable
 from pdq.up import caches
 from pdq.up import model as models
 from pdq.up import record as records
@@ -28,12 +29,14 @@ KV: dict[str, KvMode] = {"decoders": "host", "pool": "pool", "p2p": "p2p"}
 GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
-PREFILL_STEP, DECODE_STEP = 256, 16
+REQUESTS = variable(EngineSettings, "max_num_seqs")
+PREFILL_STEP, DECODE_SPARE = 256, 2
 """Tokens of a step, where engines disaggregate on CPUs and it is not said otherwise; a GPU has its own defaults. Of
-prefill: what comes meanwhile waits for the next one. Of decode: what is left of a prompt beside its whole chunks is
-computed there, and must not hold up all others."""
-YIELDING = ("nice", "-n", "10")
-"""What runs beside the prefill engine on its cores takes little, and others wait for it, decode too: it goes first."""
+prefill: what comes meanwhile waits for the next one. Of decode, besides one for each request that it can have: what is
+left of a prompt beside its whole chunks is computed there, and must not hold up all others."""
+PREFILL_YIELDS, TIERS_YIELD = 10, 5
+"""What runs beside the prefill engine on its cores takes little, and others wait for it, decode too: it goes first, and
+of it what passes tokens on."""
 
 
 class Running(NamedTuple):
@@ -162,7 +165,7 @@ class _Pdq:
 
     def _tiers(self) -> list[list[Spec]]:
         if self._vllm:
-            return [self._beside(level) for level in self._plan.caches()]
+            return [self._beside(self._yielding(level, TIERS_YIELD)) for level in self._plan.caches()]
         self._layout.sim_kv.mkdir(exist_ok=True)
         return []
 
@@ -173,10 +176,21 @@ class _Pdq:
         places = (self._options.hardware.first, self._options.hardware.second)
         found = zip(self._plan.workers(), self._worker_names(), places, strict=True)
         placed = [_placed(spec, name, place) for spec, name, place in found]
-        if self._setup.disaggregated and self._options.hardware.first.cpus:
-            placed = [_stepping(spec, tokens) for spec, tokens in zip(placed, (PREFILL_STEP, DECODE_STEP), strict=True)]
-            placed[0] = placed[0]._replace(command=(*YIELDING, *placed[0].command))
+        if self._shares_cpus:
+            prefill, decode = placed
+            prefill = _tuned(prefill, {STEP: str(PREFILL_STEP)})
+            placed = [*self._yielding([prefill], PREFILL_YIELDS), _tuned(decode, _decoding(decode.environment))]
         return self._beside(placed)
+
+    @property
+    def _shares_cpus(self) -> bool:
+        """Whether all that is no decode engine runs on the same CPUs."""
+        return self._setup.disaggregated and bool(self._options.hardware.first.cpus)
+
+    def _yielding(self, specs: Sequence[Spec], to_others: int) -> list[Spec]:
+        if not self._shares_cpus:
+            return list(specs)
+        return [spec._replace(command=("nice", "-n", str(to_others), *spec.command)) for spec in specs]
 
     def _beside(self, specs: Sequence[Spec]) -> list[Spec]:
         """All that is no engine stays with the prefill engine, where there is one: what decodes has its CPUs for
@@ -193,8 +207,16 @@ def _placed(spec: Spec, name: str, place: Place) -> Spec:
     return spec._replace(name=name, command=_of_stage(spec.command, stage), environment=environ)
 
 
-def _stepping(spec: Spec, tokens: int) -> Spec:
-    return spec._replace(environment={STEP: str(tokens)} | dict(spec.environment))
+def _tuned(spec: Spec, more: Mapping[str, str]) -> Spec:
+    """With more settings, where it has none of those names."""
+    return spec._replace(environment=dict(more) | dict(spec.environment))
+
+
+def _decoding(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings for as many requests as the worker takes, and hardly more tokens in a step."""
+    slots = settings.load(WorkerSettings, environ).slots
+    requests = settings.load(EngineSettings, {REQUESTS: str(slots)} | dict(environ)).max_num_seqs
+    return {REQUESTS: str(requests), STEP: str(requests + DECODE_SPARE)}
 
 
 def _of_stage(command: Sequence[str], stage: str) -> tuple[str, ...]:
