@@ -179,7 +179,7 @@ class _Pdq:
         if self._shares_cpus:
             prefill, decode = placed
             prefill = _tuned(prefill, {STEP: str(PREFILL_STEP)})
-            placed = [*self._yielding([prefill], PREFILL_YIELDS), _tuned(decode, _decoding(decode.environment))]
+            placed = [*self._yielding([prefill], PREFILL_YIELDS), _tuned(decode, decode_settings(decode.environment))]
         return self._beside(placed)
 
     @property
@@ -212,8 +212,8 @@ def _tuned(spec: Spec, more: Mapping[str, str]) -> Spec:
     return spec._replace(environment=dict(more) | dict(spec.environment))
 
 
-def _decoding(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings for as many requests as the worker takes, and hardly more tokens in a step."""
+def decode_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of an engine for as many requests as its worker takes, with hardly more tokens in a step."""
     slots = settings.load(WorkerSettings, environ).slots
     requests = settings.load(EngineSettings, {REQUESTS: str(slots)} | dict(environ)).max_num_seqs
     return {REQUESTS: str(requests), STEP: str(requests + DECODE_SPARE)}
