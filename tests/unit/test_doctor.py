@@ -508,7 +508,11 @@ def test_shared_memory_that_is_smaller_than_the_first_tiers() -> None:
     found = bad(lmcache.shared_memory, seen(64 << 20, SEGMENT), "fail")
     assert (found.value, found.limit) == (str(64 << 20), str(512 << 20))
     assert "SIGBUS" in found.trap
-    assert one(lmcache.shared_memory, seen(64 << 20, replace(SEGMENT, taken=500 << 20))).severity == "ok"
+    # All of it is taken, and one server that is started anew needs as much again.
+    filled = replace(SEGMENT, taken=SEGMENT.size)
+    assert one(lmcache.shared_memory, seen(SEGMENT.size, filled)).severity == "ok"
+    anew = bad(lmcache.shared_memory, seen(SEGMENT.size - 1, filled, replace(filled, name="other")), "warn")
+    assert anew.limit == str(SEGMENT.size) and "does not start" in anew.trap
     # Two servers of one size, as a pool has them: both may still grow.
     both = bad(lmcache.shared_memory, seen(600 << 20, SEGMENT, replace(SEGMENT, name="other")), "fail")
     assert both.limit == str(GIB)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pdq import settings
@@ -55,6 +57,17 @@ def test_servers_have_room_for_long_prompts_and_share_no_segment(tmp_path: Path)
     # A server evicts from 80 % on; a load takes the KV and its sealed form.
     assert all(0.2 * size.memory_gb * 1e9 > 2 * longest for size in sizes)
     assert len({size.shm_name for size in sizes if size.shm_name}) == len([size for size in sizes if size.shm_name])
+
+
+@pytest.mark.parametrize(("mode", "gigabytes"), [("host", 2), ("pool", 3), ("p2p", 3)])
+def test_servers_share_memory_where_one_can_be_started_anew_beside_all(
+    tmp_path: Path, mode: KvMode, gigabytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free, shares in ((gigabytes << 30, False), ((gigabytes << 30) + 1, True)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        _, specs = made(tmp_path, mode, PDQ_KV_SERVER_MEMORY_GB="1")
+        sizes = [settings.load(KvServerSettings, spec.environment) for spec in specs if spec.name != "coordinator"]
+        assert {bool(size.shm_name) for size in sizes} == {shares}
 
 
 def test_a_bad_setting_is_refused_before_anything_starts(tmp_path: Path) -> None:

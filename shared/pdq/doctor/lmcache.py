@@ -127,7 +127,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:
-    """Whether servers on this machine use it, and whether it has what they may still take: pages come one by one."""
+    """Whether servers on this machine use it, and whether it has what they may still take, one started anew, too."""
     shm = facts.machine.shm
     local = {cache.memory_bytes: cache for cache in _answering(facts) if cache.listens}
     if shm is None or not local:
@@ -141,25 +141,27 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
             value="messages",
             limit="shared memory",
             trap="every chunk is copied through a socket: slower by a multiple",
-            cure="PDQ_KV_SERVER_SHM_NAME, and /dev/shm as large as the first tier (docker: --shm-size)",
+            cure="PDQ_KV_SERVER_SHM_NAME, and /dev/shm larger than two first tiers (docker: --shm-size)",
         )
     if segments:
-        yield _room(shm.free, sum(segment.size - segment.taken for segment in segments))
+        untaken = sum(segment.size - segment.taken for segment in segments)
+        yield _room(shm.free, untaken, untaken + max(segment.size for segment in segments))
 
 
-def _room(free: int, need: int) -> Finding:
-    text = f"/dev/shm has {_mib(free)} free; first tiers may take {_mib(need)} more"
-    if free >= need:
-        return ok("lmcache.shared_memory", text, value=free, limit=need)
-    return fail(
-        "lmcache.shared_memory",
-        text,
-        value=free,
-        limit=need,
-        trap="shared memory is given page by page: when it runs out, server and engines die of SIGBUS",
-        cure="a larger /dev/shm (docker: --shm-size; Kubernetes: an emptyDir of medium Memory), or less "
-        "PDQ_KV_SERVER_MEMORY_GB; remove /dev/shm/lmcache_l1_pool_* of servers that are gone",
+def _room(free: int, untaken: int, anew: int) -> Finding:
+    """untaken: bytes that servers have no memory for yet. anew: the same, with a server that is started again."""
+    text = f"/dev/shm has {_mib(free)} free; first tiers may take {_mib(untaken)} more, after a restart {_mib(anew)}"
+    cure = (
+        "a larger /dev/shm (docker: --shm-size; Kubernetes: an emptyDir of medium Memory), or less "
+        "PDQ_KV_SERVER_MEMORY_GB; remove /dev/shm/lmcache_l1_pool_* of servers that are gone"
     )
+    if free < untaken:
+        trap = "shared memory is given page by page: when it runs out, server and engines die of SIGBUS"
+        return fail("lmcache.shared_memory", text, value=free, limit=untaken, trap=trap, cure=cure)
+    if free < anew:
+        trap = "engines hold a server's former segment until it answers anew: without room for both it does not start"
+        return warn("lmcache.shared_memory", text, value=free, limit=anew, trap=trap, cure=cure)
+    return ok("lmcache.shared_memory", text, value=free, limit=anew)
 
 
 def exposure(facts: Facts) -> Iterator[Finding]:

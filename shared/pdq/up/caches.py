@@ -100,7 +100,8 @@ class Caches:
         default = {variable(KvServerSettings, "memory_gb"): str(MEMORY_GB)}
         asked = settings.load(KvServerSettings, default | dict(self._environ))
         number = 1 if self._mode == "host" else len(WORKERS)
-        fits = has_shared_memory(lmcache.SHM_DIRECTORY, number * asked.memory_gb)
+        # One more: of a server that is started anew, engines hold the former segment until they know the new one.
+        fits = has_shared_memory(lmcache.SHM_DIRECTORY, (number + 1) * asked.memory_gb)
         shm_name = f"pdq-{os.getpid()}-{name}" if fits else ""
         return msgspec.structs.replace(asked, host=HOST, shm_name=shm_name)
 
