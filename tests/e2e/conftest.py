@@ -24,7 +24,7 @@ import pytest_asyncio
 from pdq import model, settings
 from pdq.engines.base import Done, PrefillResult, Tokens, Work
 from pdq.engines.vllm import VllmEngine
-from pdq.kv.server import command, remove_shared_memory, wait_ready
+from pdq.kv.server import command, remove_shared_memory, shared_memory, wait_ready
 from pdq.messages import Sampling
 from pdq.settings import EngineSettings, KvServerSettings, KvSettings, LimitSettings, ModelSpec, variables
 from tokenizers import Tokenizer
@@ -54,6 +54,11 @@ class KvServer:
     @property
     def log(self) -> Path:
         return self._directory / "lmcache.log"
+
+    @property
+    def segment(self) -> Path:
+        """Its shared memory."""
+        return shared_memory(self._sizes.shm_name)
 
     @property
     def pid(self) -> int:

@@ -14,7 +14,7 @@ from pdq.engines.vllm import VllmEngine
 from pdq.errors import Interrupted
 from pdq.kv.tier import Tier
 
-from tests.e2e.conftest import Pair, answer, greedy
+from tests.e2e.conftest import SIZES, Pair, answer, greedy
 
 pytestmark = [
     pytest.mark.engine,
@@ -47,6 +47,12 @@ async def test_decode_loads_what_prefill_stored(pair: Pair, salt: str, num: int)
     assert answered.done.local_tokens == 0
     assert stored.stored_bytes == stored.stored_tokens * pair.prefill.info.kv_bytes_per_token
     assert stored.cause == ("" if stored.stored_tokens else "short_prompt")
+
+
+async def test_a_server_has_all_of_its_memory_from_the_start(pair: Pair) -> None:
+    found = pair.server.segment.stat()
+    assert found.st_size == int(SIZES.memory_gb * (1 << 30))
+    assert found.st_blocks * 512 >= found.st_size
 
 
 async def test_without_prefill_nothing_is_loaded(pair: Pair, salt: str) -> None:

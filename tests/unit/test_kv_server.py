@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -78,17 +77,16 @@ def test_what_cannot_work_is_refused_before_the_start(
     assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
-def test_what_a_killed_server_left_counts_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_server_left_is_gone_before_room_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "SHM_DIRECTORY", tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    sizes = KvServerSettings(memory_gb=2 / 1024, shm_name="x")
+    monkeypatch.setenv("PDQ_KV_SERVER_SHM_NAME", "x")
     left = server.shared_memory("x")
-    with left.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 1 << 20)
-    server.check(kv_of("host"), sizes)
-    left.rename(server.shared_memory("another"))
-    with pytest.raises(Misconfigured, match="has room for 0.00 GB"):
-        server.check(kv_of("host"), sizes)
+    left.touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7 << 20 if not left.exists() else 0))
+    with pytest.raises(SystemExit, match="PDQ_KV_SERVER_MEMORY_GB is 1, but .* has room for 0.01 GB"):
+        serve.main()
 
 
 @pytest.mark.parametrize(

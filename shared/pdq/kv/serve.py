@@ -34,6 +34,8 @@ def main() -> None:
         settings.check_environment()
         kv, sizes = settings.load(KvSettings), settings.load(KvServerSettings)
         spec = settings.load_models(settings.models_path()).one(settings.load(WorkerSettings).model)
+        # /dev/shm outlives a container: a server that was killed has left its segment there.
+        server.remove_shared_memory(sizes.shm_name)
         server.check(kv, sizes)
         store = prepared(kv)
         os.environ.update(server.environment())
@@ -43,8 +45,6 @@ def main() -> None:
         extend(kv, sizes, store)
     except (Misconfigured, Unavailable) as exc:
         sys.exit(f"pdq: {exc}")
-    # /dev/shm outlives a container: a server that was killed has left its segment there.
-    server.remove_shared_memory(sizes.shm_name)
     from lmcache.cli.main import main as lmcache
 
     lmcache(server.arguments(kv, sizes, spec.chunk_tokens, store))

@@ -55,21 +55,12 @@ def _check_shared_memory(server: KvServerSettings) -> None:
     """LMCache itself would only warn, and pass every chunk as a message."""
     if not server.shm_name:
         return
-    free = _taken(shared_memory(server.shm_name))  # it goes before the new one is made
-    free += shutil.disk_usage(SHM_DIRECTORY).free if SHM_DIRECTORY.is_dir() else 0
+    free = shutil.disk_usage(SHM_DIRECTORY).free if SHM_DIRECTORY.is_dir() else 0
     if free < server.memory_gb * (1 << 30):
         raise Misconfigured(
             f"{variable(KvServerSettings, 'memory_gb')} is {server.memory_gb:g}, but {SHM_DIRECTORY} has room for "
             f"{free / (1 << 30):.2f} GB: give it more, or leave {variable(KvServerSettings, 'shm_name')} empty"
         )
-
-
-def _taken(segment: Path) -> int:
-    """Bytes of memory."""
-    try:
-        return segment.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
 
 
 def _check_mode(kv: KvSettings, server: KvServerSettings) -> None:
