@@ -608,6 +608,23 @@ async def test_a_process_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         assert lives.read_text() == "xxx" and recorder.record.process("mayfly").state == "failed"
 
 
+async def test_what_the_stack_can_do_without_is_never_given_up(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+    lives.touch()
+    code = f"open({str(lives)!r}, 'a').write('x'); import time; time.sleep(0.2); raise SystemExit(3)"
+    with supervisor(tmp_path, "cache") as (made, recorder):
+        await made.start([script("cache", code, vital=False)])
+        watching = asyncio.create_task(made.watch())
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(lives.read_text()) < 6:  # A vital one has 3.
+                    await asyncio.sleep(0.05)
+            assert not watching.done() and recorder.record.process("cache").restarts >= 5
+        finally:
+            watching.cancel()
+            await made.stop()
+
+
 async def test_the_end_of_any_process_ends_a_start(tmp_path: Path) -> None:
     never = tmp_path / "never"
     with supervisor(tmp_path, "short", "slow") as (made, _):

@@ -1,4 +1,7 @@
-"""The KV tiers of a local stack: which LMCache servers it has, what is below them, which worker uses which."""
+"""The KV tiers of a local stack: which LMCache servers it has, what is below them, which worker uses which.
+
+None of them is vital: without KV, engines compute.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +97,7 @@ class Caches:
             lambda: answers(f"http://{HOST}:{own['http_port']}/healthcheck"),
             {"lmcache": own["port"], "http": own["http_port"]},
             leftovers=(lmcache.shared_memory(sizes.shm_name),) if sizes.shm_name else (),
+            vital=False,
         )
 
     def _sizes(self, name: str) -> KvServerSettings:
@@ -115,4 +119,5 @@ class Caches:
             {**self._environ, **lmcache.environment()},
             lambda: answers(f"http://{HOST}:{port}/healthz"),
             {"http": port},
+            vital=False,
         )

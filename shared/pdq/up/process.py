@@ -33,6 +33,8 @@ class Spec(NamedTuple):
     """From SIGTERM to SIGKILL."""
     leftovers: tuple[Path, ...] = ()
     """Files to delete once it is gone: what only an orderly end deletes."""
+    vital: bool = True
+    """The stack ends when this one does not stay. Others are started anew for as long as the stack runs."""
 
 
 class Guard:

@@ -61,7 +61,10 @@ class Supervisor:
     def __init__(
         self, layout: Layout, recorder: Recorder, guard: Guard, backoff_s: Sequence[float] = BACKOFF_S
     ) -> None:
-        """`backoff_s`: waits before the restarts of a process that keeps dying; after as many it gives up."""
+        """`backoff_s`: waits before the restarts of a process that keeps dying; after as many it gives up.
+
+        A process that is not vital never is: the last wait is that before each further restart.
+        """
         self._backoff_s = backoff_s
         self._layout = layout
         self._recorder = recorder
@@ -92,7 +95,7 @@ class Supervisor:
         await together(*map(self._until_ready, children))
 
     async def watch(self) -> None:
-        """Restart what dies. Never returns; raises StackFailed when a process does not stay."""
+        """Restart what dies. Never returns; raises StackFailed when a vital process does not stay."""
         await together(self._check_guard(), *map(self._keep, self._children.values()))
 
     async def _check_guard(self) -> None:
@@ -159,12 +162,12 @@ class Supervisor:
         while True:
             status = await self._watched(child)
             failures = 1 if time.monotonic() - child.started > STEADY_S else failures + 1
-            if failures > len(self._backoff_s):
+            if failures > len(self._backoff_s) and spec.vital:
                 self._recorder.set_process(spec.name, state="failed", pid=0)
                 raise StackFailed(self._story(spec.name, f"{spec.name} died {failures} times in a row", status))
             restarts = self._recorder.record.process(spec.name).restarts + 1
             self._recorder.set_process(spec.name, state="restarting", pid=0, restarts=restarts)
-            await asyncio.sleep(self._backoff_s[failures - 1])
+            await asyncio.sleep(self._backoff_s[min(failures, len(self._backoff_s)) - 1])
             child = self._spawn(spec, "restarting")
 
     async def _watched(self, child: Child) -> int:
