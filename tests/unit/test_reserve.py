@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import secrets
 import shutil
@@ -45,6 +47,26 @@ def test_a_server_takes_all_of_it_only_where_it_was_told_to(segment: Path, adapt
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout.split()[-1]) == taken
     assert not segment.exists()
+
+
+def num_zeroed(segment: Path) -> int:
+    """Pages that are there with their contents, by mincore(2)."""
+    told = (ctypes.c_ubyte * (SIZE // mmap.PAGESIZE))()
+    with open(segment, "r+b") as file, mmap.mmap(file.fileno(), SIZE) as memory:
+        view = ctypes.c_char.from_buffer(memory)
+        assert ctypes.CDLL(None).mincore(ctypes.byref(view), ctypes.c_size_t(SIZE), told) == 0
+        del view
+    return sum(page & 1 for page in told)
+
+
+def test_no_page_is_left_to_be_zeroed_when_it_is_first_touched(segment: Path) -> None:
+    segment.touch()
+    os.truncate(segment, SIZE)
+    with open(segment, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, SIZE)
+    assert num_zeroed(segment) == 0, "taken, but not zeroed: else this test cannot fail"
+    reserve(segment, SIZE)
+    assert num_zeroed(segment) == SIZE // mmap.PAGESIZE
 
 
 def test_what_was_written_stays(segment: Path) -> None:

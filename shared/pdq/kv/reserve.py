@@ -7,10 +7,15 @@ kill server and engines.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from pathlib import Path
 
 from pdq.errors import Unavailable
+
+POPULATE_WRITE = 23
+"""madvise(2), MADV_POPULATE_WRITE: since Linux 5.14. Python 3.11 has no name for it."""
 
 
 def adapt(segment: Path) -> None:
@@ -35,6 +40,10 @@ def reserve(segment: Path, size: int) -> None:
     file = os.open(segment, os.O_RDWR)
     try:
         os.posix_fallocate(file, 0, size)
+        # Its pages are now this file's, but the kernel zeroes each only when it is first touched. An older kernel
+        # refuses to be told, and does it then.
+        with mmap.mmap(file, size) as memory, contextlib.suppress(OSError):
+            memory.madvise(POPULATE_WRITE)
     except OSError as exc:
         gigabytes = size / (1 << 30)
         raise Unavailable(
