@@ -7,6 +7,7 @@ from typing import Any
 from pdq.bench.compare import report as compare
 from pdq.bench.compare.kv import KvCount
 from pdq.bench.compare.loads import Sizes
+from pdq.bench.compare.pace import Pace
 from pdq.bench.compare.rows import Row
 from pdq.bench.compare.verdicts import BreakEven, Ratio, Winner
 from pdq.bench.metrics import Spread
@@ -115,6 +116,7 @@ def _compare() -> compare.Report:
         rounds=1,
         seed=0,
         sizes=Sizes(seconds=5.0, warm_up_s=1.0, chat_rate=0.5, long_every_s=8.0, short_rate=1.0),
+        pace=Pace(long_s=4.0, chat_s=0.25, few_s=0.05, many_s=0.06),
         prefill_share={"chats": 1.2, "mixed": 9.5},
         rows=[row, moved, Row(setup="g", load="mixed", error="it does not run")],
         ratios=[Ratio(name=name, value=3.5, over="a mixed: 7.0 ms", under="d mixed: 2.0 ms") for name in RATIOS],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pdq.bench.compare import hardware, kv, loads, plots, setups
+from pdq.bench.compare import hardware, kv, loads, pace, plots, setups
 from pdq.bench.compare.hardware import Hardware, Place
 from pdq.bench.compare.kv import KvCount
 from pdq.bench.compare.loads import Sizes
+from pdq.bench.compare.pace import NotMeasured, Pace
 from pdq.bench.compare.report import Report, report
 from pdq.bench.compare.rows import NOT_LOADED, Row, Run, row
 from pdq.bench.compare.run import Plan
@@ -65,6 +66,45 @@ def test_prompts_of_two_set_ups_have_nothing_in_common() -> None:
     load = loads.plan("chats", SIZES, 1)
     first, second = (Prompts("completions", "m", {}) for _ in range(2))
     assert first.body(0, load[0])[:40] != second.body(0, load[0])[:40]
+
+
+# ---- how dense it is
+
+PACE = Pace(long_s=4.0, chat_s=0.2, few_s=0.05, many_s=0.06)
+
+
+def test_the_loads_are_what_one_half_can_bear() -> None:
+    found = pace.rates(PACE, None)
+    # Little's law: of answers that take 120 * 0.05 s, 3.5 run at one time.
+    assert found.chat_rate * 6 == pytest.approx(3.5, rel=0.01)
+    assert 4 / found.long_every_s + found.chat_rate * 0.2 == pytest.approx(0.5, rel=0.01)
+    assert found.short_rate * 96 == pytest.approx(8 / 0.06, rel=0.01)
+
+
+def test_a_machine_twice_as_fast_is_asked_twice_as_much() -> None:
+    slow = Pace(long_s=8.0, chat_s=0.4, few_s=0.1, many_s=0.12)
+    one, other = pace.rates(slow, None), pace.rates(PACE, None)
+    assert other.chat_rate == pytest.approx(2 * one.chat_rate, rel=0.01)
+    assert other.short_rate == pytest.approx(2 * one.short_rate, rel=0.01)
+    assert one.long_every_s == pytest.approx(2 * other.long_every_s, rel=0.01)
+
+
+def test_more_chats_leave_less_time_for_long_prompts() -> None:
+    assert pace.rates(PACE, 1.0).long_every_s == pytest.approx(4 / 0.3, rel=0.01)
+    assert pace.rates(PACE, 100.0).long_every_s == pytest.approx(40)
+
+
+def test_the_pace_is_that_of_the_answers() -> None:
+    first = {"a long prompt": (5.0, 4.0, 9.0), "a chat": (0.1, 0.3, 0.2)}
+    found = {name: [record(0, 40, [], ttft_s=time_s) for time_s in times] for name, times in first.items()}
+    found |= {
+        name: [record(0, 40, [0.9, gap_s, gap_s])] * 4 for name, gap_s in (("a few chats", 0.05), ("many chats", 0.06))
+    }
+    told = pace.of(found)
+    assert (told.long_s, told.chat_s) == (5, 0.2)
+    assert (told.few_s, told.many_s) == (pytest.approx(0.05), pytest.approx(0.06))
+    with pytest.raises(NotMeasured, match="in one piece"):
+        pace.of(found | {"many chats": [record(0, 40, [])]})
 
 
 # ---- the set-ups
@@ -278,7 +318,7 @@ def told() -> tuple[Report, list[Run]]:
         run("d", record(0, 40, [0.1, 0.2]), kv=moved),
         run("g", error="vllm-prefill ended while the stack was starting | ImportError: no such connector"),
     ]
-    return report(plan("a", "d", "g"), runs, {"ttft": 400.0}, {"model": "m"}), runs
+    return report(plan("a", "d", "g"), runs, {"ttft": 400.0}, {"model": "m"}, PACE), runs
 
 
 def test_a_set_up_that_did_not_start_is_a_row_with_its_error() -> None:
@@ -291,6 +331,8 @@ def test_a_set_up_that_did_not_start_is_a_row_with_its_error() -> None:
     (ours,) = [line for line in lines if line.startswith("  d ")]
     assert ours.split()[-3:] == ["0", "0", "64/64"]
     assert any("chats' p99 ITL, mixed: (a) default by (d)" in line for line in lines)
+    assert lines[-2].endswith("a long prompt 4.00 s, a chat 0.20 s, a token 50.0 ms beside 3 others, 60.0 ms beside 7")
+    assert "0.5 chats/s, a long prompt each 8 s, 1 short/s" in lines[-1]
 
 
 def test_a_comparison_is_drawn(tmp_path: Path) -> None:

@@ -21,11 +21,16 @@ def compare(
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="All set-ups one after the other, so often.")] = 2,
     seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 40.0,
     warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 6.0,
-    chat_rate: Annotated[float, typer.Option(metavar="R", min=0.01, help="Chats a second.")] = 0.6,
-    long_every: Annotated[float, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next.")] = 7.0,
+    chat_rate: Annotated[
+        float | None, typer.Option(metavar="R", min=0.01, help="Chats a second; default: by the pace of one half.")
+    ] = None,
+    long_every: Annotated[
+        float | None, typer.Option(metavar="S", min=0.1, help="From one long prompt to the next; default: as above.")
+    ] = None,
     short_rate: Annotated[
-        float, typer.Option(metavar="R", min=0.01, help="Requests a second of the third load.")
-    ] = 1.4,
+        float | None,
+        typer.Option(metavar="R", min=0.01, help="Requests a second of the third load; default: as above."),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of times and lengths; prompts are new in each run.")] = 0,
     goodput: Annotated[
         list[str] | None,
@@ -62,9 +67,10 @@ def compare(
     f  pdq prefill-first, KV from peer to peer
     g  two vLLM servers with a connector of vLLM's own
 
-    Each is started, asked three loads (steady chats; the same with long prompts on top; many short prompts with longer
-    answers), and ended, before the next one starts. Times are those of a client over HTTP. A set-up that does not start
-    is a row with its error. Ctrl-C ends what runs, and reports what was measured.
+    Before, a plain vLLM on one half of the machine is measured, unless all rates are given: the loads are what one half
+    can bear. Each set-up is started, asked three loads (steady chats; the same with long prompts on top; many short
+    prompts with longer answers), and ended, before the next one starts. Times are those of a client over HTTP. A set-up
+    that does not start is a row with its error. Ctrl-C ends what runs, and reports what was measured.
 
     Exit code 0: measured; 1: no set-up counts.
 

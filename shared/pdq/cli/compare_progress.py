@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pdq.bench.compare.run import Shown
+from pdq.bench.compare.shown import Shown
 from pdq.bench.records import Record
 from pdq.cli import output
 

@@ -21,6 +21,8 @@ CHAT_INPUT, CHAT_OUTPUT = (32, 64), 120
 LONG_INPUT, LONG_OUTPUT = (1000, 1800), 8
 SHORT_INPUT, SHORT_OUTPUT = (32, 64), 96
 """Tokens: from, to; and of each answer."""
+FIELDS = {"temperature": 0.0, "ignore_eos": True}
+"""Of every request."""
 GOLDEN = (5**0.5 - 1) / 2
 """Its multiples are spread evenly between whole numbers, however few they are."""
 TITLES: dict[Name, str] = {
@@ -42,6 +44,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """A long prompt each so many seconds, evenly."""
     short_rate: float
     """Requests a second of the third load, as a Poisson process."""
+
+    def __str__(self) -> str:
+        return f"{self.chat_rate:g} chats/s, a long prompt each {self.long_every_s:g} s, {self.short_rate:g} short/s"
 
 
 def plan(name: Name, sizes: Sizes, seed: int) -> Load:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pdq.bench.compare import loads
+from pdq.bench.compare.pace import Pace
 from pdq.bench.compare.rows import Row, Run, row
 from pdq.bench.compare.run import Plan
 from pdq.bench.compare.verdicts import BreakEven, Ratio, Winner, break_evens, ratios, winners
@@ -31,6 +32,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     seed: int
     sizes: loads.Sizes
+    pace: Pace | None = None
+    """What the rates in `sizes` come from; None where they were given."""
     prefill_share: dict[str, float]
     rows: list[Row]
     ratios: list[Ratio]
@@ -42,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return list(_lines(self))
 
 
-def report(plan: Plan, runs: Sequence[Run], slos: Slos, machine: dict[str, Any]) -> Report:
+def report(plan: Plan, runs: Sequence[Run], slos: Slos, machine: dict[str, Any], pace: Pace | None) -> Report:
     """Of what was measured, in the order of the set-ups."""
     rows = []
     for load in loads.TITLES:
@@ -57,6 +60,7 @@ def report(plan: Plan, runs: Sequence[Run], slos: Slos, machine: dict[str, Any])
         rounds=plan.rounds,
         seed=plan.seed,
         sizes=plan.sizes,
+        pace=pace,
         prefill_share={str(load): value for load, value in share.items()},
         rows=rows,
         ratios=ratios(rows),
@@ -79,6 +83,8 @@ def _lines(told: Report) -> Iterator[str]:
     )
     yield from _section("best of each load, and the best of the other kind", map(_won, told.winners))
     yield from _section("break-even, in prompt tokens for each token of an answer", map(_even, told.break_even))
+    if told.pace is not None:
+        yield f"a plain engine on one half: {told.pace}"
     yield _told_of(told)
 
 
@@ -102,7 +108,8 @@ def _even(even: BreakEven) -> str:
 
 def _told_of(told: Report) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in told.machine.items())
-    return f"{told.rounds} rounds, {told.sizes.seconds:g} s of mixed and half of it of the others; {machine}"
+    lasts = f"{told.rounds} rounds, {told.sizes.seconds:g} s of mixed and half of it of the others"
+    return f"{lasts}: {told.sizes}; {machine}"
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -19,6 +18,7 @@ from pdq.bench.compare.kv import KvCount
 from pdq.bench.compare.loads import Sizes
 from pdq.bench.compare.rows import Run
 from pdq.bench.compare.setups import Setup
+from pdq.bench.compare.shown import Shown
 from pdq.bench.compare.targets import PrefillThenDecode, RoundRobin
 from pdq.bench.compare.topologies import Common, Running
 from pdq.bench.drive import Drive, Options
@@ -34,7 +34,6 @@ from pdq.settings import BusSettings
 from pdq.up.layout import Layout
 
 MOST_IN_FLIGHT = 10_000
-FIELDS = {"temperature": 0.0, "ignore_eos": True}
 CONNECT_TIMEOUT_S = 5.0
 TOLD_LINES = 12
 
@@ -57,18 +56,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(
             len(self.load(load, number)) for number in range(self.rounds) for each in self.setups for load in each.loads
         )
-
-
-class Shown(Protocol):
-    """Who is told how far it is."""
-
-    def doing(self, text: str) -> None: ...
-
-    def ended(self, record: Record) -> None: ...
-
-    def skipped(self, num_requests: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 class Comparison:
@@ -142,7 +129,7 @@ class Comparison:
 
         warm_up_s = 0.0 if quiet else self._plan.sizes.warm_up_s
         options = Options(self._plan.timeout_s, MOST_IN_FLIGHT, warm_up_s)
-        await Drive(target, Prompts(target.api, target.model, FIELDS), options, take).run(load)
+        await Drive(target, Prompts(target.api, target.model, loads.FIELDS), options, take).run(load)
 
 
 def _run(setup: Setup, load: loads.Name, number: int, records: Sequence[Record], count: KvCount | None) -> Run:

@@ -10,7 +10,7 @@ import msgspec
 from pdq.bench.compare.loads import Name
 from pdq.errors import Rejected
 
-Topology = Literal["plain", "replicas", "decoders", "pool", "p2p", "connector"]
+Topology = Literal["plain", "replicas", "decoders", "pool", "p2p", "connector", "half"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g"]
 ALL: tuple[Name, ...] = ("chats", "mixed", "short")
 
@@ -43,6 +43,8 @@ _LETTERS: dict[str, Setup] = {
     )
 }
 LETTERS = tuple(_LETTERS)
+HALF = Setup(name="half", title="one plain vLLM on one half", topology="half", loads=())
+"""What the pace of the loads is measured on."""
 SIM = ("c", "d", "e")
 """Those that need no vLLM."""
 

@@ -127,6 +127,8 @@ class _Plain:
         match self._setup.topology:
             case "plain":
                 return [self._servers.one("vllm", both, *budget(self._setup.budget))]
+            case "half":
+                return [self._servers.one("vllm", second)]
             case "replicas":
                 return [self._servers.one("vllm-1", first), self._servers.one("vllm-2", second)]
             case _:
