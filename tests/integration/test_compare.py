@@ -58,6 +58,8 @@ def test_set_ups_are_asked_the_same_and_kv_moves(tmp_path: Path) -> None:
         (setup, load, "", 0) for load in ("chats", "mixed", "short") for setup in ("c", "d")
     ]
     assert all(row.good_fraction == 1 for row in told.rows)
+    given = (told.sizes.chat_rate, told.sizes.long_every_s)
+    assert given == (4, 2) and told.sizes.short_rate > 0 and told.pace is None
     moved = [row.kv for row in told.rows if row.setup == "d"]
     assert all(kv is not None and kv.loaded_tokens == kv.promised_tokens > 0 for kv in moved)
     assert {ratio.name for ratio in told.ratios} == {

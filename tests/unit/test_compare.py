@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pdq.bench.compare.verdicts import MEASURES, Point, advantage, best_budget, 
 from pdq.bench.metrics import Spread
 from pdq.bench.prompts import Prompts
 from pdq.bench.records import Record
+from pdq.bench.target import Api, Ask, Failed, Hearing
 from pdq.errors import Misconfigured, Rejected
 from pdq.messages import KvReport
 
@@ -92,6 +94,55 @@ def test_a_machine_twice_as_fast_is_asked_twice_as_much() -> None:
 def test_more_chats_leave_less_time_for_long_prompts() -> None:
     assert pace.rates(PACE, 1.0).long_every_s == pytest.approx(4 / 0.3, rel=0.01)
     assert pace.rates(PACE, 100.0).long_every_s == pytest.approx(40)
+
+
+class Silent:
+    """Who measures, and tells nobody."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+
+    def doing(self, text: str) -> None: ...
+
+    def ended(self, record: Record) -> None:
+        self.num_ended += 1
+
+    def skipped(self, num_requests: int) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Engine:
+    """A target that has a slot for each request, and fails from its `fails_at`-th on."""
+
+    api: Api = "completions"
+    model = "m"
+
+    def __init__(self, fails_at: int = 1000) -> None:
+        self._fails_at = fails_at
+        self.num_asked = 0
+
+    async def ask(self, ask: Ask, hearing: Hearing) -> None:
+        self.num_asked += 1
+        if self.num_asked >= self._fails_at:
+            raise Failed("http_500", "out of order")
+        await asyncio.sleep(0.02)
+        hearing.chunk(1)
+        await asyncio.sleep(0.01)
+        hearing.chunk(1)
+
+
+async def test_an_engine_is_asked_for_its_pace() -> None:
+    engine, shown = Engine(), Silent()
+    found = await pace.ask(engine, 10, shown)
+    assert shown.num_ended == pace.NUM_REQUESTS == engine.num_asked - len(loads.warm_up())
+    assert min(found.long_s, found.chat_s) >= 0.02 and min(found.few_s, found.many_s) >= 0.009
+
+
+@pytest.mark.parametrize("fails_at", [1, 12])
+async def test_an_engine_that_fails_has_no_pace(fails_at: int) -> None:
+    with pytest.raises(NotMeasured, match="does not answer: out of order"):
+        await pace.ask(Engine(fails_at), 10, Silent())
 
 
 def test_the_pace_is_that_of_the_answers() -> None:

@@ -97,7 +97,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 def run_compare(wanted: Wanted, as_json: bool, environ: Mapping[str, str] = os.environ) -> int:
     """Run it, report, and return the exit code. Raises PdqError, OSError and OutputClosed."""
     settings.check_environment(environ)
-    wanted.chosen()
+    wanted.chosen()  # What is no set-up is refused before anything is fetched or measured.
     slos = metrics.slos(wanted.goodput)
     if wanted.plot is not None:
         plots.check()

@@ -37,6 +37,7 @@ PREFILL_BUSY = 0.5
 """Of the time of a half that prefills chats and long prompts, by the whole steps of a plain engine. What is left goes
 to smaller steps, to KV, and to all that runs beside the engine."""
 REPEATS, ANSWER = 3, 60
+LABEL = "pace of one half"
 HEADERS = {"Content-Type": "application/json"}
 
 
@@ -109,23 +110,27 @@ async def measure(common: Common, directory: Path, timeout_s: float, shown: Show
 
     Raises NotMeasured, and what `topologies.running` raises.
     """
-    label, began = "pace of one half", time.monotonic()
-    shown.doing(f"{label}: starting")
+    began = time.monotonic()
+    shown.doing(f"{LABEL}: starting")
     layout = Layout(directory / "pace")
     async with contextlib.AsyncExitStack() as stack:
         up = await stack.enter_async_context(topologies.running(setups.HALF, common, layout, lambda names: None))
-        shown.say(f"{label}: ready after {time.monotonic() - began:.0f} s")
+        shown.say(f"{LABEL}: ready after {time.monotonic() - began:.0f} s")
         http = await stack.enter_async_context(over_http.session(HEADERS))
-        target = OverHttp(http, up.urls[0], common.model.id, "completions")
-        shown.doing(f"{label}: warming up")
-        await _answers(target, loads.warm_up(), timeout_s)
-        found: dict[str, list[Record]] = {}
-        for name, load in STEPS:
-            shown.doing(f"{label}: {name}")
-            records = await _answers(target, load, timeout_s)
-            found.setdefault(name, []).extend(records)
-            for record in records:
-                shown.ended(record)
+        return await ask(OverHttp(http, up.urls[0], common.model.id, "completions"), timeout_s, shown)
+
+
+async def ask(target: Target, timeout_s: float, shown: Shown) -> Pace:
+    """Ask an engine `STEPS`, after a warm-up. Raises NotMeasured."""
+    shown.doing(f"{LABEL}: warming up")
+    await _answers(target, loads.warm_up(), timeout_s)
+    found: dict[str, list[Record]] = {}
+    for name, load in STEPS:
+        shown.doing(f"{LABEL}: {name}")
+        records = await _answers(target, load, timeout_s)
+        found.setdefault(name, []).extend(records)
+        for record in records:
+            shown.ended(record)
     return of(found)
 
 
