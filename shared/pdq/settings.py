@@ -133,6 +133,7 @@ class RouterSettings(Group, frozen=True, kw_only=True):
 
 
 AuthMode = Literal["auto", "local", "keys", "none"]
+TransferMode = Literal["auto", "engine_driven", "lmcache_driven"]
 
 
 class GatewaySettings(Group, frozen=True, kw_only=True):
@@ -211,7 +212,7 @@ class KvSettings(Group, frozen=True, kw_only=True):
     port: int = 5555
     """LMCache server: the port engines speak to."""
     http_port: int = 8080
-    transfer_mode: Literal["auto", "engine_driven", "lmcache_driven"] = "auto"
+    transfer_mode: TransferMode = "auto"
     mq_timeout_s: float = 3.0
     heartbeat_s: float = 1.0
     lookup_timeout_s: float = 5.0

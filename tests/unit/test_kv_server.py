@@ -36,6 +36,19 @@ def value(line: list[str], option: str) -> str:
     return line[line.index(option) + 1]
 
 
+@pytest.mark.parametrize(
+    ("asked", "accelerator", "told"),
+    [
+        ("auto", False, "engine_driven"),
+        ("auto", True, "auto"),
+        ("lmcache_driven", False, "lmcache_driven"),
+        ("engine_driven", True, "engine_driven"),
+    ],
+)
+def test_without_an_accelerator_engines_drive_all_transfers(asked: str, accelerator: bool, told: str) -> None:
+    assert serve.transfer_mode(kv_of("host", transfer_mode=asked), accelerator=accelerator) == told
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mode_is_accepted_and_listens_on_loopback(mode: str) -> None:
     kv = kv_of(mode)

@@ -19,7 +19,7 @@ def compare(
         str, typer.Option(metavar="N,N,...", help="More budgets of (a), under the mixed load; empty: none.")
     ] = "64,128,256,512",
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="All set-ups one after the other, so often.")] = 2,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of the mixed load; half for the others.")] = 40.0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Of chats and mixed; half of it of short.")] = 40.0,
     warm_up: Annotated[float, typer.Option(metavar="S", min=0, help="Of each load, before what counts begins.")] = 6.0,
     chat_rate: Annotated[
         float | None, typer.Option(metavar="R", min=0.01, help="Chats a second; default: by the pace of one half.")

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-PART_TOKENS = 256
+PART_TOKENS = 128
 """A part costs some milliseconds besides its copy: it is asked of the server, and given back."""
-SHARE = 0.25
+SHARE = 0.1
 """Of a step's time, that loads may take after it."""
-LEAST_S = 0.01
+LEAST_S = 0.005
 
 
 class _Load:

@@ -15,13 +15,15 @@ import os
 import sys
 from typing import Any
 
+import msgspec
+
 from pdq import settings
 from pdq.addresses import is_loopback
 from pdq.errors import Misconfigured, Unavailable
 from pdq.kv import keys, nixl, pool, reserve, serde, server
 from pdq.kv.keeper import Keeper, Redis
 from pdq.kv.pool import Pool
-from pdq.settings import KvServerSettings, KvSettings, WorkerSettings
+from pdq.settings import KvServerSettings, KvSettings, TransferMode, WorkerSettings
 
 HIDDEN_ROUTES = frozenset({"/env", "/config", "/run_script"})
 """They show the environment and the configuration, secrets included, or run what they are sent."""
@@ -45,9 +47,18 @@ def main() -> None:
         extend(kv, sizes, store)
     except (Misconfigured, Unavailable) as exc:
         sys.exit(f"pdq: {exc}")
+    import torch
     from lmcache.cli.main import main as lmcache
 
+    mode = transfer_mode(kv, accelerator=torch.accelerator.is_available())
+    kv = msgspec.structs.replace(kv, transfer_mode=mode)
     lmcache(server.arguments(kv, sizes, spec.chunk_tokens, store))
+
+
+def transfer_mode(kv: KvSettings, *, accelerator: bool) -> TransferMode:
+    """`auto`, resolved where no accelerator is: engines on CPUs then drive all transfers, and a server that could drive
+    them too would look each 5 ms for what it has to do."""
+    return "engine_driven" if kv.transfer_mode == "auto" and not accelerator else kv.transfer_mode
 
 
 def prepared(kv: KvSettings) -> Pool | None:

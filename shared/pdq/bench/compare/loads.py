@@ -36,7 +36,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How dense the loads are, and how long they last after their warm-up."""
 
     seconds: float
-    """Of `mixed`; the two others last half as long."""
+    """Of `chats` and `mixed`; `short` lasts half as long."""
     warm_up_s: float
     chat_rate: float
     """Chats a second, as a Poisson process."""
@@ -50,14 +50,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(name: Name, sizes: Sizes, seed: int) -> Load:
-    """The requests of a load, in the order of their times. `mixed` begins with the chats of `chats`."""
+    """The requests of a load, in the order of their times. `mixed` has the chats of `chats`."""
     if name == "short":
         endless = _poisson(sizes.short_rate, SHORT_INPUT, SHORT_OUTPUT, Random(f"{seed} short"))
     else:
         endless = _poisson(sizes.chat_rate, CHAT_INPUT, CHAT_OUTPUT, Random(f"{seed} chats"))
     if name == "mixed":
         endless = heapq.merge(endless, _longs(sizes, Random(f"{seed} longs")), key=lambda request: request.at_s)
-    seconds = sizes.seconds if name == "mixed" else sizes.seconds / 2
+    seconds = sizes.seconds / 2 if name == "short" else sizes.seconds
     found = workload.within(endless, warm_up_s=sizes.warm_up_s, duration_s=seconds, requests=0)
     return workload.checked(found, sizes.warm_up_s)
 

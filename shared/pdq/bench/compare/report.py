@@ -108,7 +108,7 @@ def _even(even: BreakEven) -> str:
 
 def _told_of(told: Report) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in told.machine.items())
-    lasts = f"{told.rounds} rounds, {told.sizes.seconds:g} s of mixed and half of it of the others"
+    lasts = f"{told.rounds} rounds, {told.sizes.seconds:g} s of chats and of mixed, half of it of short"
     return f"{lasts}: {told.sizes}; {machine}"
 
 

@@ -109,7 +109,7 @@ class Comparison:
         async with _asked(setup, up, self._common) as asked:
             self._shown.doing(f"round {number + 1}: {setup.name}: warming up")
             await self._drive(asked.target, loads.warm_up(), [], quiet=True)
-            for name in setup.loads:
+            for name in setups.order(setup.loads, number):
                 self._shown.doing(f"round {number + 1}: {setup.name}: {name}")
                 records: list[Record] = []
                 try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from pdq.errors import Rejected
 Topology = Literal["plain", "replicas", "decoders", "pool", "p2p", "connector", "half"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g"]
 ALL: tuple[Name, ...] = ("chats", "mixed", "short")
+T = TypeVar("T")
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +83,16 @@ def _budgets(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
+def order(items: Sequence[T], number: int) -> Sequence[T]:
+    """Of set-ups, or of their loads, in round `number`: odd ones go backwards, so that what drifts meanwhile is the
+    same for all."""
+    return items if number % 2 == 0 else items[::-1]
+
+
 def starts(setups: Sequence[Setup], number: int) -> list[list[Setup]]:
-    """The set-ups of round `number`, those in one list on the same processes. Odd rounds go backwards, so that what
-    drifts meanwhile is the same for all."""
+    """The set-ups of round `number`, those in one list on the same processes."""
     found: list[list[Setup]] = []
-    for setup in setups if number % 2 == 0 else reversed(setups):
+    for setup in order(setups, number):
         if found and _shared(found[-1], setup):
             found[-1].append(setup)
         else:

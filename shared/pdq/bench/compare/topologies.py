@@ -30,7 +30,7 @@ GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
 REQUESTS = variable(EngineSettings, "max_num_seqs")
-PREFILL_STEP, DECODE_SPARE = 256, 2
+PREFILL_STEP, DECODE_SPARE = 512, 2
 """Tokens of a step, where engines disaggregate on CPUs and it is not said otherwise; a GPU has its own defaults. Of
 prefill: what comes meanwhile waits for the next one. Of decode, besides one for each request that it can have: what is
 left of a prompt beside its whole chunks is computed there, and must not hold up all others."""
