@@ -103,3 +103,18 @@ def test_a_set_up_that_does_not_start_is_told_of_and_the_next_one_is_tried(tmp_p
         assert f"({name}) does not count: " in out
     assert err.count("stack_failed: ") == 2
     assert not any(records.locked(Layout(path)) for path in (tmp_path / "logs").iterdir())
+
+
+def test_a_process_that_ends_while_it_is_asked_is_told_of(tmp_path: Path) -> None:
+    process = start(tmp_path, "--setups", "d", "--seconds", "4", "--timeout", "20")
+    said = ""
+    assert process.stderr is not None
+    while "chats" not in said:
+        said = process.stderr.readline()
+        assert said, "it ended by itself"
+    record = records.read(Layout(tmp_path / "logs" / "1-d"))
+    assert record is not None
+    os.kill(record.process("nats").pid, signal.SIGKILL)
+    out, err = finish(process, 1)
+    assert "stack_failed: nats ended while it was asked (signal SIGKILL)" in err
+    assert "(d) does not count: nats ended while it was asked" in out

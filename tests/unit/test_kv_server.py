@@ -37,16 +37,16 @@ def value(line: list[str], option: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("asked", "accelerator", "told"),
+    ("asked", "device", "told"),
     [
-        ("auto", False, "engine_driven"),
-        ("auto", True, "auto"),
-        ("lmcache_driven", False, "lmcache_driven"),
-        ("engine_driven", True, "engine_driven"),
+        ("auto", "cpu", "engine_driven"),
+        ("auto", "cuda", "auto"),
+        ("lmcache_driven", "cpu", "lmcache_driven"),
+        ("engine_driven", "cuda", "engine_driven"),
     ],
 )
-def test_without_an_accelerator_engines_drive_all_transfers(asked: str, accelerator: bool, told: str) -> None:
-    assert serve.transfer_mode(kv_of("host", transfer_mode=asked), accelerator=accelerator) == told
+def test_without_an_accelerator_engines_drive_all_transfers(asked: str, device: str, told: str) -> None:
+    assert serve.transfer_mode(kv_of("host", transfer_mode=asked), device) == told
 
 
 @pytest.mark.parametrize("mode", MODES)

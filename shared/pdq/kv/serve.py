@@ -47,18 +47,17 @@ def main() -> None:
         extend(kv, sizes, store)
     except (Misconfigured, Unavailable) as exc:
         sys.exit(f"pdq: {exc}")
-    import torch
+    from lmcache import torch_device_type
     from lmcache.cli.main import main as lmcache
 
-    mode = transfer_mode(kv, accelerator=torch.accelerator.is_available())
-    kv = msgspec.structs.replace(kv, transfer_mode=mode)
+    kv = msgspec.structs.replace(kv, transfer_mode=transfer_mode(kv, torch_device_type))
     lmcache(server.arguments(kv, sizes, spec.chunk_tokens, store))
 
 
-def transfer_mode(kv: KvSettings, *, accelerator: bool) -> TransferMode:
+def transfer_mode(kv: KvSettings, device: str) -> TransferMode:
     """`auto`, resolved where no accelerator is: engines on CPUs then drive all transfers, and a server that could drive
-    them too would look each 5 ms for what it has to do."""
-    return "engine_driven" if kv.transfer_mode == "auto" and not accelerator else kv.transfer_mode
+    them too would look each 5 ms for what it has to do. `device`: as LMCache finds it."""
+    return "engine_driven" if kv.transfer_mode == "auto" and device == "cpu" else kv.transfer_mode
 
 
 def prepared(kv: KvSettings) -> Pool | None:

@@ -130,16 +130,16 @@ class Supervisor:
 
     async def _until_ready(self, child: Child) -> None:
         while not await child.spec.ready():
-            self._check_alive()
+            self.check("while the stack was starting")
             await asyncio.sleep(PROBE_S)
         self._ready(child)
 
-    def _check_alive(self) -> None:
-        """While the stack is starting, the end of any process is the end of the start."""
+    def check(self, when: str) -> None:
+        """Raise StackFailed if a process has ended, with the end of its log. `when`: as the error says it."""
         for name, child in self._children.items():
             if (status := child.ended()) is not None:
                 self._recorder.set_process(name, state="failed", pid=0)
-                raise StackFailed(self._story(name, f"{name} ended while the stack was starting", status))
+                raise StackFailed(self._story(name, f"{name} ended {when}", status))
 
     def _spawn(self, spec: Spec, state: records.State, made: Running | None = None) -> Child:
         try:

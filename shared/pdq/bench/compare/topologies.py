@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pdq import settings
 from pdq.bench.compare.hardware import Hardware, Place
 from pdq.bench.compare.plain import Servers, budget
 from pdq.bench.compare.setups import Setup
+from pdq.errors import PdqError
 from pdq.settings import EngineSettings, ModelSpec, WorkerSettings, variable
 from pdq.up import caches
 from pdq.up import model as models
@@ -63,7 +64,8 @@ Show = Callable[[str], None]
 async def running(setup: Setup, options: Common, layout: Layout, show: Show) -> AsyncIterator[Running]:
     """The processes of a set-up for the length of a `with`. `show`: told what is not ready yet.
 
-    Raises StackFailed, Misconfigured or Unavailable; nothing is left running then either.
+    Raises StackFailed, Misconfigured or Unavailable, and StackFailed for a PdqError in the `with` where a process has
+    ended meanwhile; nothing is left running then either.
     """
     layout.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with records.claim(layout, wait_s=3 * GUARD_PATIENCE_S) as lock:
@@ -74,9 +76,21 @@ async def running(setup: Setup, options: Common, layout: Layout, show: Show) -> 
         guard = Guard(lock)
         supervisor = Supervisor(layout, recorder, guard)
         try:
-            yield await _started(setup, options, layout, supervisor, recorder)
+            up = await _started(setup, options, layout, supervisor, recorder)
+            with _better_told(supervisor):
+                yield up
         finally:
             await _stop(supervisor, guard)
+
+
+@contextlib.contextmanager
+def _better_told(supervisor: Supervisor) -> Iterator[None]:
+    """Who cannot be reached may be no more: then why it ended is the better story."""
+    try:
+        yield
+    except PdqError:
+        supervisor.check("while it was asked")
+        raise
 
 
 def _waited_for(record: Record) -> str:
