@@ -73,4 +73,4 @@ def test_a_step_of_decode_holds_little_more_than_its_requests(
     found = specs(tmp_path, "d", CPUS, **environ)
     decode, prefill = engine(found["decode"]), engine(found["prefill"])
     assert (decode.max_num_seqs, decode.max_num_batched_tokens) == (requests, step)
-    assert prefill.max_num_batched_tokens == int(environ.get("PDQ_ENGINE_MAX_NUM_BATCHED_TOKENS", 256))
+    assert prefill.max_num_batched_tokens == int(environ.get("PDQ_ENGINE_MAX_NUM_BATCHED_TOKENS", 512))

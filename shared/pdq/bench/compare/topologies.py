@@ -31,10 +31,10 @@ GPU_SHARE = "0.85"
 """An engine has its GPUs for itself."""
 STEP = variable(EngineSettings, "max_num_batched_tokens")
 REQUESTS = variable(EngineSettings, "max_num_seqs")
-PREFILL_STEP, DECODE_SPARE = 512, 2
-"""Tokens of a step, where engines disaggregate on CPUs and it is not said otherwise; a GPU has its own defaults. Of
-prefill: what comes meanwhile waits for the next one. Of decode, besides one for each request that it can have: what is
-left of a prompt beside its whole chunks is computed there, and must not hold up all others."""
+DECODE_SPARE = 2
+"""Tokens of a step of decode, besides one for each request that it can have, where engines disaggregate on CPUs and it
+is not said otherwise; a GPU has its own defaults. What is left of a prompt beside its whole chunks is computed there,
+and must not hold up all others."""
 PREFILL_YIELDS, TIERS_YIELD = 10, 5
 """What runs beside the prefill engine on its cores takes little, and others wait for it, decode too: it goes first, and
 of it what passes tokens on."""
@@ -194,7 +194,6 @@ class _Pdq:
         placed = [_placed(spec, name, place) for spec, name, place in found]
         if self._shares_cpus:
             prefill, decode = placed
-            prefill = _tuned(prefill, {STEP: str(PREFILL_STEP)})
             placed = [*self._yielding([prefill], PREFILL_YIELDS), _tuned(decode, decode_settings(decode.environment))]
         return self._beside(placed)
 
